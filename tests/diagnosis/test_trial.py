@@ -40,6 +40,7 @@ OTHERS = (
     "called",
     "flows",
     "gradients",
+    "layers",
     "leaks",
     "losses",
     "rates",

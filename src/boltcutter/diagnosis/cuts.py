@@ -16,6 +16,8 @@ from boltcutter.diagnosis.calls import LOSSES, Remark, remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.lengths import Lengths
+from boltcutter.diagnosis.noises import Noises
 from boltcutter.diagnosis.results import Copies, Results, is_part
 from boltcutter.diagnosis.temperatures import Temperatures
 
@@ -92,7 +94,8 @@ class Cuts(TorchFunctionMode):
         self.identical = 0  # results of passes that are equal, of which a deviation or a stack is taken
         self.means_of_masked: list[list[str]] = []
         self.temperatures, self.addends, self.results = Temperatures(), AddendFinder(), Results()
-        self.copies = Copies()
+        self.copies, self.noises = Copies(), Noises()
+        self.lengths = Lengths(len(self.batch[0]) if self.batch and self.batch[0].ndim else 0)
         self.same = WeakTensorKeyDictionary()  # stacks of one and the same weights: how many
         self.error: Exception | None = None  # of following values, which ends it
         self.differentiates = False
@@ -144,6 +147,8 @@ class Cuts(TorchFunctionMode):
         self._follow_tokens(name, args, kwargs, given, found)
         self._follow_resize(name, args, kwargs, given, found)
         self.temperatures.follow(name, args, kwargs, result)
+        self.noises.follow(name, args, given, result)
+        self.lengths.follow(name, args, kwargs, result)
         if name in ("sin", "cos") and given:
             self._angle(name, given[0])
         if isinstance(result, Tensor) or name in EXTREMES:
@@ -623,6 +628,9 @@ class Cuts(TorchFunctionMode):
             self._say("padding-in-mean", text)
         if text := self.copies.unread():
             self._say("no-effect", text)
+        for name, texts in (("noise-distribution", self.noises.found), ("normalized-over-batch", self.lengths.found)):
+            for text in texts[:1]:
+                self._say(name, text)
 
 
 @check("constant-term", "likely", at="probe")

@@ -76,12 +76,14 @@ class Loss(NamedTuple):
         return int(self.prediction.shape[min(1, self.prediction.ndim - 1)])
 
     def mean_nll(self) -> float | None:
-        """The mean of ``nll_loss`` over valid targets, of a batch of single labels."""
+        """The mean of ``nll_loss`` over valid targets (N, …), of log-probabilities (N, C, …)."""
         log_p, target = self.prediction, self.target
-        if self.kind != "nll_loss" or log_p is None or target is None or log_p.ndim != 2 or target.ndim != 1:
+        if self.kind != "nll_loss" or log_p is None or target is None or log_p.ndim != target.ndim + 1:
+            return None
+        if log_p.ndim < 2 or log_p.select(1, 0).shape != target.shape:
             return None
         valid = (target >= 0) & (target < log_p.shape[1])
-        chosen = log_p[valid].gather(1, target[valid, None])
+        chosen = log_p.gather(1, (target * valid).unsqueeze(1)).squeeze(1)[valid]
         return -float(chosen.float().mean()) if chosen.numel() else None
 
     def mean(self) -> float | None:

@@ -18,6 +18,7 @@ from boltcutter.internals import BatchNorm, NormWithStatistics
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 NORMS = (NormWithStatistics, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 LARGE_EPS = 0.1
+MANY_UNITS, ONE_SIDE = 16, 0.2  # scales of a norm, and the share of them that are negative
 SHARING = re.compile(
     r"shar(e|ed|ing)|(^|[^a-z])ti(e|ed|ing)([^a-z]|$)|siames|recurr|univers|albert|unroll|reus|"
     r"(one|same|single)[ _](set[ _]of[ _]weights|layer|block|weights|parameters)|cross[ _-]layer",
@@ -359,11 +360,37 @@ def kind_of(name: str) -> str:
     return name.partition("Backward")[0]
 
 
+@check("norm-scale", "likely", at="probe")
+def norm_scale(seen: Evidence) -> Lines:
+    """The scales of a norm, at least 16, begin on both sides of 0, so that its outputs are small and of any sign."""
+    if seen.trainer.global_step:
+        return
+    found = []
+    for name, layer in seen.module.named_modules():
+        weight = getattr(layer, "weight", None)
+        if not re.search("norm", type(layer).__name__, re.IGNORECASE) or not isinstance(weight, nn.Parameter):
+            continue
+        if (
+            weight.ndim == 1
+            and len(weight) >= MANY_UNITS
+            and ONE_SIDE < float((weight < 0).float().mean()) < 1 - ONE_SIDE
+        ):
+            found.append(name)
+    if found:
+        yield (
+            f"the scales of {some(found)} begin on both sides of 0, so that outputs are small, and of the wrong sign; "
+            "begin with 1, or draw them around 1, as by nn.init.normal_(weight, 1.0, 0.02)"
+        )
+
+
 @check("dropout-in-validation", "likely", at="validation")
 def dropout_in_validation(seen: Evidence) -> Lines:
     """A functional dropout, or one that forward creates, is active in validation, once in each step."""
     if seen.active_dropout:
-        yield f"dropout is active in validation ({some(seen.active_dropout)}); pass training=self.training to F.dropout"
+        yield (
+            f"dropout is active in validation ({some(seen.active_dropout)}); pass training=self.training to F.dropout, "
+            "dropout_p=0.0 to attention unless self.training"
+        )
 
 
 @check("metric-not-reset", "likely", at="validated")

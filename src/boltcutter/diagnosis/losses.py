@@ -43,6 +43,7 @@ LATE = 100  # steps, after which a reconstruction is rated
 WIDE = 16  # samples of a batch, and values of a sample
 EXPLAINED = 0.02  # share of the variance
 SURPRISING = 8.0  # nats above those of equal probabilities: logits with a deviation above 4
+TIED = 25.0  # the same, of an output that is tied to an embedding
 
 
 def losses(seen: Evidence, *kinds: str) -> list[Loss]:
@@ -466,16 +467,17 @@ def initial_loss(seen: Evidence) -> Lines:
         return
     for loss in losses(seen, "nll_loss"):
         value, count = loss.mean_nll(), loss.num_classes or 1
-        is_surprising = count > 1 and value is not None and value > math.log(count) + SURPRISING
-        if is_surprising and not _has_cosines(seen.graph):
+        if value is None or count < 2 or _has_cosines(seen.graph):
+            continue
+        if value > math.log(count) + SURPRISING:
             is_pretrained = any(seen.parameters[name].ndim > 1 for name in seen.frozen)
             embeddings = [m for m in seen.module.modules() if isinstance(m, nn.Embedding) and len(m.weight) == count]
             yield Line(
                 f"the first cross-entropy is {value:.1f}, while equal probabilities have ln({count}) = "
                 f"{math.log(count):.2f}: the logits have a deviation above 4; scale the initial weights of the last "
                 "layer, or the inputs",
-                # A default embedding that is tied to the output has a loss of 18; other weights are not initial ones.
-                "note" if embeddings or is_pretrained else None,
+                # A small default embedding that is tied to the output has 18; other weights are not initial ones.
+                "note" if (embeddings and value < math.log(count) + TIED) or is_pretrained else None,
             )
 
 

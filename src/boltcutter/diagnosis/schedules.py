@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType, NoneType, SimpleNamespace
 from typing import Any
 
+import lightning as L
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
 
 from boltcutter.diagnosis.checks import Line, Lines, check
@@ -275,31 +276,41 @@ def _is_pure(function: Any) -> bool:
     if inspect.isbuiltin(function):
         return True
     if inspect.ismethod(function):
-        return _only_reads(function)
+        return _only_reads(function.__func__, function.__self__)
     if not inspect.isfunction(function):
         return False
     names = {step.opname for step in dis.get_instructions(function)}
     if names & {"STORE_GLOBAL", "STORE_DEREF"}:
         return False
-    used = inspect.getclosurevars(function)
-    values = (*used.nonlocals.values(), *used.globals.values(), *(function.__defaults__ or ()))
     return all(
-        isinstance(value, CONSTANTS) or (value is not function and inspect.isroutine(value) and _is_pure(value))
-        for value in values
+        value is not function and (_is_constant(value) or (_is_config(value) and _only_reads(function, value)))
+        for value in _used(function)
     )
 
 
-def _only_reads(method: Any) -> bool:
-    """Whether a method only reads attributes of its object that do not change in training, and calls no other one."""
-    steps = [*dis.get_instructions(method)]
+def _is_config(value: Any) -> bool:
+    """Whether an object is the module, or one that has attributes and cannot be called, such as of arguments."""
+    return isinstance(value, L.LightningModule) or (hasattr(value, "__dict__") and not callable(value))
+
+
+def _only_reads(function: Any, owner: Any) -> bool:
+    """Whether a function only reads attributes of an object that do not change in training, and calls no other one."""
+    steps = [*dis.get_instructions(function)]
     members = {step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")}
-    calls = any(inspect.isroutine(inspect.getattr_static(method.__self__, str(name), None)) for name in members)
+    calls = any(inspect.isroutine(inspect.getattr_static(owner, str(name), None)) for name in members)
     writes = any(step.opname.startswith(("STORE_", "DELETE_")) and "FAST" not in step.opname for step in steps)
-    used = inspect.getclosurevars(method.__func__)
-    values = (*used.nonlocals.values(), *used.globals.values(), *(method.__func__.__defaults__ or ()))
-    return not (calls or writes or members & CHANGING) and all(
-        isinstance(value, CONSTANTS) or (inspect.isroutine(value) and _is_pure(value)) for value in values
-    )
+    others = (value for value in _used(function) if value is not owner)
+    return not (calls or writes or members & CHANGING) and all(map(_is_constant, others))
+
+
+def _used(function: Any) -> tuple[Any, ...]:
+    """What a function refers to, and its default values."""
+    used = inspect.getclosurevars(function)
+    return (*used.nonlocals.values(), *used.globals.values(), *(function.__defaults__ or ()))
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, CONSTANTS) or (inspect.isroutine(value) and _is_pure(value))
 
 
 def _twin(seen: Evidence, scheduler: Any) -> Any:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 DROPOUT = frozenset(
     ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "dropout_")
 )
+ATTENTION = "scaled_dot_product_attention"  # whose dropout_p no mode of a layer turns off
 
 
 class ActiveDropout:
@@ -50,9 +51,13 @@ class _DropoutMode(TorchFunctionMode):
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at calls of dropout."""
         kwargs = kwargs or {}
-        if getattr(function, "__name__", "") in DROPOUT:
-            active = kwargs.get("training", args[2] if len(args) > 2 else True)
-            share = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+        name = getattr(function, "__name__", "")
+        if name in DROPOUT or name == ATTENTION:
+            if name == ATTENTION:
+                active, share = True, kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+            else:
+                active = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
+                share = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             frame, by_layer = inspect.currentframe(), False
             assert frame is not None
             frame = frame.f_back or frame
@@ -64,7 +69,7 @@ class _DropoutMode(TorchFunctionMode):
             if active and share and not by_layer:
                 place = f"{type(owner).__name__}.{frame.f_code.co_name}:{frame.f_lineno}"
                 key = place, id(owner)
-                given = args[0] if args else kwargs.get("input")
+                given = args[0] if args else kwargs.get("input", kwargs.get("query"))
                 last_frame, last_given = self.last.get(key, (None, None))
                 self.places[key] += (
                     last_frame is not frame or last_given is given

@@ -338,7 +338,8 @@ def are_sets(seen: Evidence) -> bool:
     _, found = baselines(seen.splits)
     if len(found) < 2 or float(found[-1].errors.mean()) > 0.5 * float(found[0].errors.mean()):
         return False
-    rows = [torch.as_tensor(inputs_of(sample)).reshape(-1) for sample in seen.splits.samples("train")[:PAIRED]]
+    samples = (torch.as_tensor(inputs_of(sample)).reshape(-1) for sample in seen.splits.samples("train")[:PAIRED])
+    rows = [row[: int(ends_of(row[None]))] for row in samples]
     pairs, g = torch.cat([torch.stack([row[:-1], row[1:]]) for row in rows], 1), torch.Generator().manual_seed(0)
     shuffled = [row[torch.randperm(len(row), generator=g)] for row in rows]
     others = torch.cat([torch.stack([row[:-1], row[1:]]) for row in shuffled], 1)

@@ -135,7 +135,8 @@ def unpacked_names(step: Any) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def tree_of(function: types.FunctionType) -> ast.FunctionDef | None:
-    """The definition of a function; None if it is of an installed package, or has no source."""
+    """The definition of a function, without its decorators; None if it is of an installed package, or has no source."""
+    function = inspect.unwrap(function)
     if "-packages" in function.__code__.co_filename:
         return None
     try:

@@ -1243,6 +1243,34 @@ def class_weights(seen: Evidence) -> Lines:
                 return
 
 
+@check("class-weights", "likely", at="data")
+def positive_weights(seen: Evidence) -> Lines:
+    """The pos_weight of binary cross-entropy is the number of positive targets over that of negative ones."""
+    probe = seen.probe
+    if seen.splits is None or probe is None or "training_step" not in probe.batches:
+        return
+    for call in probe.base("training_step").calls:
+        given: Any = call.options.get("pos_weight")
+        if not isinstance(given, Tensor) or not 0 < float(given.min()) < 1 / 3:
+            continue
+        targets = [targets_of(sample) for sample in seen.splits.samples("train")]
+        if not targets or not all(isinstance(each, NUMBERS) for each in targets):
+            return
+        stacked = [torch.as_tensor(each).double() for each in targets]
+        if any(each.shape != stacked[0].shape for each in stacked) or stacked[0].dim() < given.dim() - 1:
+            return
+        y = torch.stack(stacked)
+        if not bool(((y == 0) | (y == 1)).all()):
+            return
+        positive, negative = (part.sum_to_size(given.shape) for part in (y, 1 - y))
+        if torch.allclose(given.double().cpu(), positive / negative, rtol=0.05):
+            yield (
+                f"pos_weight is positive / negative, {float(given.min()):.2g} to {float(given.max()):.2g}, so rare "
+                "targets count even less; use negative / positive"
+            )
+        return
+
+
 def _are_classes(y: Tensor) -> bool:
     """Whether targets are numbers of classes, also 0.0 and 1.0."""
     is_binary = bool(((y == 0) | (y == 1)).all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import math
 import re
 import sys
@@ -64,6 +65,8 @@ ORDERED = {
     "manual_backward": "backward",
     "step": "step",
 }
+# Hooks of automatic optimization in which no gradient is that of the step that follows.
+BESIDE = frozenset(("training_step", "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"))
 HOOKS = re.compile(r"(on_|train(ing)?_|valid(ation)?_|val_|test_|predict_|configure_|optimizer_|lr_scheduler_)")
 ALIKE = 0.88  # of two names
 
@@ -90,7 +93,7 @@ def functions_of(module: nn.Module) -> Iterator[Place]:
     for part in module.modules():
         for cls in own_classes(type(part)):
             for value in vars(cls).values():
-                function = getattr(value, "__func__", value)
+                function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
                 if not isinstance(function, types.FunctionType) or function.__code__ in seen:
                     continue
                 seen.add(function.__code__)
@@ -166,12 +169,20 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
 @check("clipped-too-early", "likely", at="probe")
 def clipped_too_early(seen: Evidence) -> Lines:
     """A function clips gradients before its first backward pass, or after its last step, and not between them."""
+    automatic = seen.module.automatic_optimization and seen.trainer.accumulate_grad_batches == 1
     for place in functions_of(seen.module):
         calls = [node for node in ast.walk(place.tree) if isinstance(node, ast.Call)]
         called = [(call.lineno, name) for call in calls if (name := called_name(call)) in ORDERED]
         if any(re.search(r"\binf\b", ast.unparse(call)) for call in calls if ORDERED.get(called_name(call)) == "clip"):
             continue  # it measures their norm
         lines = {name: [line for line, each in called if ORDERED[each] == name] for name in ORDERED.values()}
+        if automatic and lines["clip"] and not lines["backward"] and place.tree.name in BESIDE:
+            yield Line(
+                f"{place.name} clips gradients (line {place.line + lines['clip'][0] - 1}), but Lightning computes "
+                "those of the step after training_step, and uses them before on_train_batch_end; pass "
+                "gradient_clip_val to the trainer",
+                subject=place.name,
+            )
         if not all(lines.values()):
             continue
         clip, backward, step = lines["clip"], lines["backward"], lines["step"]
@@ -276,6 +287,41 @@ def unused_value(seen: Evidence) -> Lines:
                     f"{name} is computed by {place.name} (line {line}), and never used; pass it on, or remove it",
                     subject=f"{place.name}:{name}",
                 )
+
+
+@check("no-effect", "likely", at="probe")
+def rebinds_in_a_loop(seen: Evidence) -> Lines:
+    """A loop gives its variable a value computed from it, as p = 0.9 * p, which nothing reads before the next one."""
+    for place in functions_of(seen.module):
+        for loop in (n for n in ast.walk(place.tree) if isinstance(n, ast.For)):
+            variables = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+            for node in loop.body:
+                if not (name := _given_anew(node, variables)):
+                    continue
+                if not any(_reads(n, name) and n.lineno > (node.end_lineno or 0) for n in _names(place.tree)):
+                    line = place.line + node.lineno - 1
+                    yield Line(
+                        f"{place.name} assigns {name} in a loop (line {line}), which gives this name another value, "
+                        "and changes nothing of what the loop goes over; write into it, as by copy_(), mul_() or "
+                        "lerp_(), or by its index",
+                        subject=f"{place.name}:{name}",
+                    )
+
+
+def _given_anew(node: ast.stmt, variables: set[str]) -> str:
+    """The one of the names to which a statement assigns a value computed from itself."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+    if not isinstance(target, ast.Name) or target.id not in variables or not isinstance(node, ast.Assign):
+        return ""
+    return target.id if any(_reads(each, target.id) for each in _names(node.value)) else ""
+
+
+def _names(tree: ast.AST) -> Iterator[ast.Name]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+
+
+def _reads(name: ast.Name, of: str) -> bool:
+    return name.id == of and isinstance(name.ctx, ast.Load)
 
 
 def _older(target: ast.expr, value: ast.expr, read: set[str]) -> str:

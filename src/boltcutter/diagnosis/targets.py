@@ -17,6 +17,8 @@ from boltcutter.diagnosis.probe import STEPS, Probe, Trace, is_close, kept, rows
 from boltcutter.structure import flatten, with_tensors
 
 MISSING = 0.02  # share of targets
+MOSTLY, FEW_ZEROS = 0.5, 0.2  # of the places, and of the values where there is something
+BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 FILLED = 0.05  # of the deviation, within which a constant is the mean
 FEWEST = 8  # samples of a batch
 FEWEST_TIMES = 6
@@ -554,3 +556,35 @@ def probabilities(seen: Evidence) -> Lines:
                 "logits, so that learning is slow; remove the softmax, or use nll_loss of their logarithm"
             )
             return
+
+
+@check("absent-targets", "likely", at="probe")
+def absent_targets(seen: Evidence) -> Lines:
+    """A regression of several values a place is also trained where the target of binary cross-entropy is 0, on 0."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches:
+        return
+    calls = probe.base(kind).calls
+    masks = [c.target for c in calls if c.kind in BINARY and c.target.ndim > 1]
+    for call in (c for c in calls if c.kind in REGRESSIONS and c.options.get("reduction") != "none"):
+        for mask in masks:
+            if (present := _spread_over(mask, call.target)) is None:
+                continue
+            zero, share = call.target == 0, float((~present).float().mean())
+            if share > MOSTLY and bool(zero[~present].all()) and float(zero[present].float().mean()) < FEW_ZEROS:
+                yield (
+                    f"{call.kind} is a mean over all places, but in {share:.0%} of them there is nothing by the target "
+                    f"of {tuple(mask.shape)}, and its own values are 0, to which predictions are drawn; compute it "
+                    "where there is something: pred[mask], target[mask]"
+                )
+                return
+
+
+def _spread_over(mask: Tensor, target: Tensor) -> Tensor | None:
+    """Where a mask (N, …) is 1, for a target that has several values in each place; None if it has not."""
+    if target.ndim != mask.ndim + 1 or not bool(((mask == 0) | (mask == 1)).all()) or not bool(mask.any()):
+        return None
+    for dim in (1, -1):
+        if target.shape[dim] > 1 and target.select(dim, 0).shape == mask.shape:
+            return mask.bool().unsqueeze(dim).expand_as(target)
+    return None
