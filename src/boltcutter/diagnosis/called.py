@@ -208,33 +208,56 @@ def _problem_of_returns(call: Call) -> str:
     args = copy.deepcopy([a.detach() if isinstance(a, Tensor) else a for a in call.args])
     rewards, own = args[0] if args else None, _numbers(call.result)
     first = _numbers(rewards)
-    if first is None or own is None or len(first) < FEWEST or len(own) != len(first):
+    if first is None or own is None or first.shape != own.shape:
         return ""
+    for dim in range(first.ndim):  # of the dimension of samples, none depends on another
+        if first.shape[dim] >= FEWEST and (problem := _problem_along(call, args, rewards, own, dim)):
+            return problem
+    return ""
+
+
+def _problem_along(call: Call, args: list[Any], rewards: Any, own: Tensor, dim: int) -> str:
+    """What is wrong if returns depend on rewards in the reverse order of a dimension; else empty."""
 
     def returns(place: int) -> Tensor | None:
         changed: Any = copy.deepcopy(rewards)
-        changed[place] = changed[place] + 1.0
+        index = (slice(None), place) if dim else place
+        if dim and isinstance(changed, list | tuple):
+            changed = [_with_more(row, place) for row in changed]
+        elif isinstance(changed, tuple):
+            changed = tuple(v + (i == place % len(changed)) for i, v in enumerate(changed))
+        else:
+            changed[index] = changed[index] + 1.0
         return _numbers(call.function(changed, *args[1:], **call.kwargs))
 
-    early, late = returns(0), returns(len(first) - 1)
-    if early is None or late is None or bool(early[-1] == own[-1]):
+    early, late = returns(0), returns(own.shape[dim] - 1)
+    if early is None or late is None or torch.equal(early.select(dim, -1), own.select(dim, -1)):
         return ""
-    if bool(late[0] == own[0]):
+    if torch.equal(late.select(dim, 0), own.select(dim, 0)):
         return (
             "sums of the rewards up to each step, not of those that follow it, which are what an action leads to; go "
             "through the rewards in reverse"
         )
-    is_reversed = bool(early[0] == own[0])
+    is_reversed = torch.equal(early.select(dim, 0), own.select(dim, 0))
     return is_reversed * "sums of later rewards in reverse order, that of the last step first; reverse them: out[::-1]"
 
 
+def _with_more(row: Any, place: int) -> Any:
+    """A row of rewards, of which one is larger by 1."""
+    row = row.clone() if isinstance(row, Tensor) else copy.copy(row)
+    row[place] = row[place] + 1.0
+    return row
+
+
 def _numbers(value: Any) -> Tensor | None:
-    """Numbers (T,) of a list, an array or a tensor; None if it is something else."""
+    """Numbers (T,), or those of samples, of a list, an array or a tensor; None if it is something else."""
+    if isinstance(value, list | tuple) and value and all(isinstance(v, Tensor) and v.ndim == 1 for v in value):
+        return torch.stack([*value]).detach().double() if len({v.shape for v in value}) == 1 else None
     if isinstance(value, list | tuple) and all(isinstance(v, int | float) or _is_number(v) for v in value):
         return torch.tensor([float(v) for v in value], dtype=torch.float64)
     with suppress(TypeError, ValueError, RuntimeError):
         t = torch.as_tensor(value)
-        return t.detach().double() if t.ndim == 1 else None
+        return t.detach().double() if t.ndim in (1, 2) and not t.is_complex() else None
     return None
 
 

@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from boltcutter.diagnosis.addends import AddendFinder
 from boltcutter.diagnosis.calls import LOSSES, Remark, remarks
 from boltcutter.diagnosis.checks import Lines, check
+from boltcutter.diagnosis.comparisons import Comparisons
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS
 from boltcutter.diagnosis.lengths import Lengths
@@ -52,6 +53,7 @@ MANY = 100_000
 LOST = 0.1  # of a step
 LARGE, RANGE = 1e3, 0.1  # values of which the range is small, relative to them
 TOKENS = frozenset(("cross_entropy", "nll_loss"))
+DISTANCES = frozenset(("abs", "square", "pow", "__pow__", "absolute"))
 DIVISIONS = frozenset(("div", "__truediv__", "true_divide", "divide"))
 FEW_PADDED = 0.05  # share of places
 FRACTIONS = 0.2  # share of targets that lose one
@@ -84,6 +86,8 @@ class Cuts(TorchFunctionMode):
         self.padded = WeakTensorKeyDictionary()  # means of these, and what is computed of them: what is to be said
         self.gathered = WeakTensorKeyDictionary()  # rows, and layers of them: the indices
         self.means = WeakTensorKeyDictionary()  # mean losses of a batch, and what exp(-loss) computes of them
+        self.errors = WeakTensorKeyDictionary()  # differences, and their squares and sizes: which of both
+        self.shapes = WeakTensorKeyDictionary()  # means of errors, and their shape before
         self.whole = WeakTensorKeyDictionary()  # integers as floats: how they were interpolated
         self.sides = WeakTensorKeyDictionary()  # differences of two columns of four
         self.ascending = WeakTensorKeyDictionary()  # orders of a part of the batch, and what is in them
@@ -94,7 +98,7 @@ class Cuts(TorchFunctionMode):
         self.identical = 0  # results of passes that are equal, of which a deviation or a stack is taken
         self.means_of_masked: list[list[str]] = []
         self.temperatures, self.addends, self.results = Temperatures(), AddendFinder(), Results()
-        self.copies, self.noises = Copies(), Noises()
+        self.copies, self.noises, self.comparisons = Copies(), Noises(), Comparisons(self.batch)
         self.lengths = Lengths(len(self.batch[0]) if self.batch and self.batch[0].ndim else 0)
         self.same = WeakTensorKeyDictionary()  # stacks of one and the same weights: how many
         self.error: Exception | None = None  # of following values, which ends it
@@ -138,6 +142,7 @@ class Cuts(TorchFunctionMode):
             self._wrap(function, args, kwargs, found[0])
         if name in LOSSES and len(given) > 1:
             self._targets(name, given[1])
+        self.comparisons.follow(name, args, kwargs, given, result)
         self._follow_order(name, args, kwargs, found)
         self._follow_edges(name, args, kwargs, found)
         self._follow_rows(name, args, given, found)
@@ -375,23 +380,22 @@ class Cuts(TorchFunctionMode):
         """Follow the mean loss of a batch to exp(-loss), which is a probability of one sample only."""
         if not given or not found:
             return
-        if name in MEAN_LOSSES and found[0].requires_grad and found[0].ndim == 0 < given[0].ndim and len(given[0]) > 1:
-            self.means[found[0]] = "mean"
-        elif name in ERRORS and found[0].requires_grad and found[0].ndim == 0 < given[0].ndim and len(given[0]) > 1:
-            self.means[found[0]] = "error"
-        elif name in PRODUCTS and len(given) == 2 and any(t in self.means and t.ndim == 0 for t in given):
-            (weights,) = [t for t in given if t.ndim] or [given[0]]
-            is_each = weights.ndim == 1 < len(weights) and not weights.requires_grad and weights.is_floating_point()
-            if (
-                is_each
-                and bool((weights != weights[0]).any())
-                and any(len(t) == len(weights) for t in self.batch if t.ndim)
-            ):
-                self._say(
-                    "weights-of-mean",
-                    f"the mean loss of the batch is multiplied by {len(weights)} weights of samples, so that each "
-                    "weighs all of them alike; use reduction='none' in the loss, and mean() after the weights",
-                )
+        is_mean = found[0].requires_grad and found[0].ndim == 0 < given[0].ndim and given[0].numel() > 1
+        if name in MEAN_LOSSES and is_mean and len(given[0]) > 1:
+            self.means[found[0]], self.shapes[found[0]] = "mean", given[0].shape
+        elif name in ERRORS and is_mean and len(given[0]) > 1:
+            self.means[found[0]], self.shapes[found[0]] = "error", given[0].shape
+        elif name == "mean" and is_mean and given[0] in self.errors and self.errors[given[0]] == "distance":
+            self.shapes[found[0]] = given[0].shape
+        elif name in ("sub", "__sub__", "rsub", "__rsub__") and len(given) == 2 and given[0].shape == given[1].shape:
+            self.errors[found[0]] = "difference"
+        elif name in DISTANCES and given[0] in self.errors and found[0].requires_grad:
+            self.errors[found[0]] = "distance"
+        elif name in PRODUCTS and len(given) == 2 and any(t in self.shapes and t.ndim == 0 for t in given):
+            mean, weights = given if given[0] in self.shapes and given[0].ndim == 0 else given[::-1]
+            self._weigh_mean(mean, weights)
+        elif name == "where" and len(given) > 1 and any(t in self.shapes and t.ndim == 0 for t in given[1:]):
+            self._weigh_mean(next(t for t in given[1:] if t in self.shapes and t.ndim == 0), given[0])
         elif name in ("neg", "__neg__") and given[0] in self.means and self.means[given[0]] == "mean":
             self.means.update(dict.fromkeys(found, "negative"))
         elif name == "exp" and given[0] in self.means and self.means[given[0]] == "negative":
@@ -401,6 +405,28 @@ class Cuts(TorchFunctionMode):
                 "mean-probability",
                 "exp(-loss) is computed of the mean loss of a batch, so it is no probability of a sample, and weights "
                 "all of them alike; use reduction='none', and mean() at the end",
+            )
+
+    def _weigh_mean(self, mean: Tensor, weights: Tensor) -> None:
+        """Say it if the mean loss of a batch is multiplied by a value of each sample, or by a mask of its places."""
+        shape = self.shapes[mean]
+        if weights.requires_grad or not weights.ndim or len(weights) < 2 or not bool((weights != weights[:1]).any()):
+            return
+        is_each = mean in self.means and weights.ndim == 1 and weights.is_floating_point()
+        if is_each and any(len(t) == len(weights) for t in self.batch if t.ndim):
+            self._say(
+                "weights-of-mean",
+                f"the mean loss of the batch is multiplied by {len(weights)} weights of samples, so that each "
+                "weighs all of them alike; use reduction='none' in the loss, and mean() after the weights",
+            )
+            return
+        # Of classes, the mask has a dimension less.
+        fits = weights.shape in (shape, shape[:1] + shape[2:], shape[:-1])
+        if fits and is_mask(weights) and any(len(t) == len(weights) for t in self.batch if t.ndim):
+            self._say(
+                "weights-of-mean",
+                f"the mean of {tuple(shape)} errors is multiplied by a mask of {tuple(weights.shape)}, which leaves "
+                "out none of them, as the mean has all; use reduction='none', and divide the masked sum by mask.sum()",
             )
 
     def _follow_tokens(
@@ -626,6 +652,8 @@ class Cuts(TorchFunctionMode):
             )
         for text in (text for each in self.means_of_masked for text in each):
             self._say("padding-in-mean", text)
+        for name, text in self.comparisons.said():
+            self._say(name, text)
         if text := self.copies.unread():
             self._say("no-effect", text)
         for name, texts in (("noise-distribution", self.noises.found), ("normalized-over-batch", self.lengths.found)):
@@ -702,7 +730,7 @@ def mean_probability(seen: Evidence) -> Lines:
 
 @check("weights-of-mean", "likely", at="probe")
 def weights_of_mean(seen: Evidence) -> Lines:
-    """The mean loss of a batch is multiplied by values that differ from sample to sample."""
+    """The mean loss of a batch is multiplied by values that differ from sample to sample, or by a mask of places."""
     yield from remarks(seen, "weights-of-mean")
 
 

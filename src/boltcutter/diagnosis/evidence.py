@@ -173,6 +173,7 @@ class Evidence:
         self.predictions: list[Loss] = []  # of a trained model in validation
         self.metric_calls: MetricCalls | None = None
         self.followed: dict[str, Any] = {}  # averages of weights, as ``averages`` follows them
+        self.rates: dict[int, list[float]] = {}  # of optimizers, as ``rates`` follows them, by step
         self.is_converged = False  # its validation had been best before training ended
         # of validation
         self.validations = 0

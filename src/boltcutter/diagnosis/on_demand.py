@@ -6,6 +6,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     averages,
     baselines,
     called,
+    comparisons,
     constants,
     decoding,
     divergences,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
 from torch.optim import SGD
+from torch.optim.lr_scheduler import MultiplicativeLR
 
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.schedules import MAX_CALLS, rates_of, schedules
 from boltcutter.diagnosis.statements import is_initial
 from boltcutter.internals import foreach_norm
 
@@ -21,6 +24,9 @@ RATIO = 5.0
 TINY = 0.05  # a norm to which gradients are clipped
 LITTLE = 0.05  # of the norm of a matrix
 FEWEST_BATCHES = 10
+FEWEST_FACTORS = 4  # rates
+SAME = 1e-3  # relative
+LEAST = 1e-9  # change of a factor
 COUNTED = ("base_lrs", "last_epoch", "_step_count", "_last_lr", "lr_lambdas")
 
 
@@ -64,6 +70,66 @@ def clipped_to_little(seen: Evidence) -> Lines:
                 f"gradient_clip_val={clip:g} with lr={rate:g}: all {steps:.0f} steps together change the weights by "
                 f"{most:.2g} at most, where the smallest matrix has a norm of {size:.3g}; clip at 1, or raise the rate"
             )
+
+
+def follow(seen: Evidence) -> None:
+    """Note the largest rate of each optimizer, as it is now."""
+    seen.rates[seen.trainer.global_step] = [
+        max(float(g.get("lr", 0.0)) for g in o.param_groups) for o in seen.optimizers
+    ]
+
+
+@check("rate-compounded", "likely", at="trial")
+def rate_compounded(seen: Evidence) -> Lines:
+    """In eight steps, the present rate is multiplied by k / W, 1 - k / T or q ** k in step k."""
+    for number in range(len(seen.optimizers)):
+        rates = [each[number] for _, each in sorted(seen.rates.items()) if len(each) > number]
+        if how := _how_compounded(rates):
+            yield (
+                f"{how} in each of the first {len(rates) - 1} steps, so it falls from {rates[0]:.3g} to "
+                f"{rates[-1]:.3g}; such a factor is for the initial rate: group['lr'] = factor * initial_lr"
+            )
+            return
+
+
+@check("rate-compounded", "likely", at="probe")
+def schedule_compounded(seen: Evidence) -> Lines:
+    """MultiplicativeLR multiplies the present rate by k / W, 1 - k / T or q ** k at call k."""
+    for scheduler, _, calls in schedules(seen):
+        if type(scheduler) is not MultiplicativeLR or calls > MAX_CALLS:
+            continue
+        rates = rates_of(seen, scheduler, calls)
+        if how := _how_compounded(rates[: FEWEST_BATCHES + 1]):
+            yield (
+                f"by MultiplicativeLR, {how} at each call, so it falls from {rates[0]:.3g} to {rates[-1]:.3g}; such a "
+                "factor is for the initial rate, which is what LambdaLR multiplies"
+            )
+            return
+
+
+def _how_compounded(rates: list[float]) -> str:
+    """How the present rate is multiplied in each step k by a factor that is made for the initial rate; else empty."""
+    if len(rates) < FEWEST_FACTORS or min(rates, default=0.0) <= 0:
+        return ""
+    factors = [b / a for a, b in pairwise(rates)]
+    rising = [*takewhile(lambda factor: factor < 1 - 1e-9, factors)]
+    is_over = all(abs(factor - 1) < 1e-9 for factor in factors[len(rising) :])
+    if len(rising) >= FEWEST_FACTORS - 1 and is_over and _counts(rising, (1, 2)):
+        return f"the present rate is multiplied by a factor that rises from {rising[0]:.3g} to 1, as of a warm-up,"
+    if len(factors) > FEWEST_FACTORS and max(factors) <= 1 and factors[-1] < 1:
+        for each in ([1 - factor for factor in factors], [-math.log(factor) for factor in factors]):
+            if _counts(each, (0, 1, 2)):
+                return f"the present rate is multiplied by a factor that falls, now to {factors[-1]:.3g},"
+    return ""
+
+
+def _counts(values: list[float], begins: tuple[int, ...]) -> bool:
+    """Whether values are one number times k, k + 1, k + 2, ... for a small k."""
+    for k in begins:
+        unit = values[-1] / (len(values) - 1 + k)
+        if unit > LEAST and all(abs(v - unit * (i + k)) <= SAME * unit for i, v in enumerate(values)):
+            return True
+    return False
 
 
 @check("schedule-repeated", "likely", at="probe")

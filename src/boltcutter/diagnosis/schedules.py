@@ -80,7 +80,7 @@ def schedule_dead(seen: Evidence) -> Lines:
     """On a copy, the rate soon stays below 1/10,000 of its peak, or falls only in as many steps as there are epochs."""
     for scheduler, per_step, calls in schedules(seen):
         done = min(int(getattr(scheduler, "last_epoch", 0) or 0), calls)  # of a run that is resumed
-        rates = _rates(seen, scheduler, calls - done) if calls <= MAX_CALLS else []
+        rates = rates_of(seen, scheduler, calls - done) if calls <= MAX_CALLS else []
         last = max((i for i, rate in enumerate(rates) if rate >= GONE * max(rates)), default=0) + 1 + done
         if rates and max(rates) > 0 and last < 0.5 * calls:
             unit = "step" if per_step else "epoch"
@@ -105,7 +105,7 @@ def schedule_begun(seen: Evidence) -> Lines:
     for scheduler, per_step, calls in schedules(seen):
         if per_step or seen.total_steps > MAX_CALLS or any(_lengths(scheduler)):
             continue
-        rates = _rates(seen, scheduler, int(seen.total_steps))
+        rates = rates_of(seen, scheduler, int(seen.total_steps))
         first = rates[:calls]
         if rates and calls >= MIN_CALLS and first == sorted(first) and 0 < 2 * max(first) < max(rates):
             yield (
@@ -133,7 +133,7 @@ def schedule_absolute(seen: Evidence) -> Lines:
     for scheduler, _, calls in schedules(seen):
         if type(scheduler) is not LambdaLR or calls > MAX_CALLS:
             continue
-        rates, base = _rates(seen, scheduler, calls), max(scheduler.base_lrs)
+        rates, base = rates_of(seen, scheduler, calls), max(scheduler.base_lrs)
         if rates and base < 0.05 and 0.95 < max(rates) / base**2 < 1.05:
             yield (
                 f"the function of LambdaLR returns up to {max(rates) / base:.2g}, which is the learning rate, and "
@@ -147,7 +147,7 @@ def schedule_restarts(seen: Evidence) -> Lines:
     for scheduler, per_step, calls in schedules(seen):
         if type(scheduler) is not CosineAnnealingLR or scheduler.T_max >= calls or calls > MAX_CALLS:
             continue
-        rates = _rates(seen, scheduler, calls)
+        rates = rates_of(seen, scheduler, calls)
         lowest = rates.index(min(rates)) if rates else 0
         if rates and min(rates) < 0.1 * max(rates) and max(rates[lowest:]) > 0.5 * max(rates):
             unit = "step" if per_step else "epoch"
@@ -242,7 +242,7 @@ def _lengths(scheduler: Any) -> list[int]:
     return [int(v) for v in found if isinstance(v, int | float) and math.isfinite(v) and v > 1]
 
 
-def _rates(seen: Evidence, scheduler: Any, calls: int) -> list[float]:
+def rates_of(seen: Evidence, scheduler: Any, calls: int) -> list[float]:
     """The rate after each call, of a copy without weights; empty if it cannot be computed."""
     if not all(_is_pure(function) for function in _functions(scheduler)):
         return []

@@ -7,11 +7,13 @@ import re
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from boltcutter.diagnosis.baselines import baselines
 from boltcutter.diagnosis.calls import CLASSES, is_equal
@@ -19,6 +21,7 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import Loss
+from boltcutter.diagnosis.loaders import items
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, kept, seeded, take
 from boltcutter.diagnosis.samples import depends_on_padding, is_comparable
 from boltcutter.diagnosis.source import is_own_file, says
@@ -42,6 +45,7 @@ CELLS = (nn.RNNBase, nn.RNNCellBase)
 RARE, FREQUENT = 0.15, 0.3  # share of tokens
 # Code that gives what it does not know a number.
 DEFAULTS = re.compile(r"\.get\([^()]*, |default_index|defaultdict|\bunk|oov|missing|drop(ped)?_?(words?|tokens?)", re.I)
+MANY_ROWS = 256  # samples that are read
 MANY_STEPS = 3  # in time
 
 
@@ -514,8 +518,14 @@ def padding_is_a_word(seen: Evidence) -> Lines:
             continue
         if is_installed(seen.module.get_submodule(name.rpartition(".")[0])):
             continue
+        fill = int(layer.padding_idx)
         both = [inputs.get(f"the input of {name}") for inputs in found]
-        if not all(t is not None and _has_single(t, layer.padding_idx) for t in both):
+        used = [t for t in both if t is not None and t.ndim == 2 and bool((t[:, :-1] == fill).any())]
+        if len(used) < len(both):
+            continue
+        kinds = zip(("training_step", "validation_step"), used, strict=True)
+        # One batch may have few of them.
+        if not all(_has_single(t, fill) or _has_single(more_rows(seen, kind, t), fill) for kind, t in kinds):
             continue
         if DEFAULTS.search(_files_beside(seen)):
             continue  # which may stand for tokens that are not known
@@ -525,6 +535,24 @@ def padding_is_a_word(seen: Evidence) -> Lines:
             subject="filled",
         )
         return
+
+
+def more_rows(seen: Evidence, kind: str, t: Tensor) -> Tensor:
+    """A padded part (N, T) of a batch, but of more samples, collated together; itself if they cannot be read."""
+    loader: Any = (
+        seen.splits.loaders.get(kind.removesuffix("_step").replace("training", "train")) if seen.splits else None
+    )
+    leaves = flatten(seen.probe.batches[kind]) if seen.probe else []
+    place = next((j for j, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and is_equal(leaf, t)), None)
+    dataset: Any = getattr(loader, "dataset", None)
+    collate = getattr(loader, "collate_fn", None)
+    if place is None or collate is None or not hasattr(dataset, "__len__") or isinstance(dataset, IterableDataset):
+        return t
+    with suppress(Exception), seeded(0):  # of samples that cannot be read or joined here
+        part = flatten(collate([*items(dataset, range(min(MANY_ROWS, len(dataset))))]))[place]
+        if isinstance(part, Tensor) and part.ndim == 2 and part.dtype == t.dtype:
+            return part.to(t.device)
+    return t
 
 
 def _files_beside(seen: Evidence) -> str:

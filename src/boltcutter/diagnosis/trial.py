@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 
-from boltcutter.diagnosis import averages, on_demand  # noqa: F401  the latter registers what a trial asks
+from boltcutter.diagnosis import averages, on_demand, rates  # noqa: F401  the latter registers what a trial asks
 from boltcutter.diagnosis.evidence import overrides
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants
 from boltcutter.diagnosis.loaders import MOST, Splits
@@ -54,6 +54,7 @@ class Trial(Invariants):
         """Ask the probes before the first step."""
         if (seen := self._seen) is None:
             return
+        rates.follow(seen)
         if self._batches:
             with Guarded(self):
                 averages.follow(seen)
@@ -101,6 +102,7 @@ class Trial(Invariants):
         self._until = monotonic() + MOST_TIMES * self.seconds
         if seen is not None and seen.probe is not None:
             with Guarded(self):
+                rates.follow(seen)
                 if seen.metric_calls is not None:
                     seen.metric_calls.close()
                 self._ask("trial")
