@@ -36,6 +36,7 @@ class Splits:
         self.loaders = {name: loader for name, loader in loaders.items() if loader is not None}
         self._samples: dict[str, list[Any]] = {}
         self.baselines: dict[str, Any] = {}  # by the split on which they are measured
+        self.remarks: list[Any] | None = None  # on values while samples of training are made; None before they were
 
     @property
     def train(self) -> Any:

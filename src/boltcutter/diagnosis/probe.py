@@ -58,6 +58,7 @@ class Trace:
         is_packed: Whether a layer got a ``PackedSequence``, in which the samples are sorted by length.
         calls: Of loss functions.
         remarks: On reshapes and shapes.
+        error: That ended the following of values, without which nothing is remarked.
         output: Of the step.
         logged: Values that were logged.
         averaged: Names of those numbers of which Lightning logs the mean.
@@ -88,6 +89,7 @@ class Trace:
         self.with_grad = self.is_packed = False
         self.calls: list[Loss] = []
         self.remarks: list[Remark] = []
+        self.error: Exception | None = None
         self.output: Any = None
         self.logged: dict[str, Any] = {}
         self.averaged: set[str] = set()
@@ -272,7 +274,7 @@ class Probe:
         trace.unread = unread_parts(batch, calls.read, step)
         trace.reads_batch = any(id(t) in calls.read for t in tensors_of(batch))
         trace.cumulative, trace.has_generator = calls.cumulative, calls.has_generator
-        trace.calls, trace.remarks = calls.calls, [*calls.remarks, *cuts.remarks]
+        trace.calls, trace.remarks, trace.error = calls.calls, [*calls.remarks, *cuts.remarks], cuts.error
         return trace
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
-from boltcutter.diagnosis.calls import CLASSES, LossCalls
+from boltcutter.diagnosis.calls import CLASSES, LossCalls, Remark
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.cuts import Cuts, wrap_line
 from boltcutter.diagnosis.data import Scale, compare_scales, has_unit_per_class
@@ -769,40 +769,41 @@ def bytes_of_samples(seen: Evidence) -> Lines:
 @check("mask-resized", "likely", at="data")
 def masks_of_samples(seen: Evidence) -> Lines:
     """Within the dataset, integers are interpolated between neighbours, and become integers again."""
-    dataset = seen.splits.dataset("train") if seen.splits else None
-    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        return
-    with suppress(Exception), seeded(0), Cuts(()) as cuts:
-        [*items(dataset, range(min(2, len(dataset))))]
-    for remark in [each for each in cuts.remarks if each.check == "mask-resized"][:1]:
-        yield Line(f"in the dataset, {remark.text}", subject="dataset")
+    yield from _said_of_data(seen, "mask-resized")
 
 
 @check("repeated-index", "likely", at="data")
 def repeats_of_samples(seen: Evidence) -> Lines:
     """The dataset, or what makes batches of it, adds rows at indices of which some repeat, and keeps one for each."""
-    loader = seen.splits.train if seen.splits else None
-    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
-    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        return
-    with suppress(Exception), seeded(0), torch.no_grad(), Cuts(()) as cuts:
-        rows = [*items(dataset, range(min(DRAWS, len(dataset))))]
-        if collate is not None and getattr(loader, "batch_size", None):
-            collate(rows)
-    for remark in [each for each in cuts.remarks if each.check == "repeated-index"][:1]:
-        yield Line(f"in the data, {remark.text}", subject="dataset")
+    yield from _said_of_data(seen, "repeated-index")
 
 
 @check("digits-lost", "likely", at="data")
 def digits_of_samples(seen: Evidence) -> Lines:
     """Large values in a row, as times since 1970, are converted to so few digits that steps between them are lost."""
-    dataset = seen.splits.dataset("train") if seen.splits else None
-    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+    yield from _said_of_data(seen, "digits-lost")
+
+
+def _said_of_data(seen: Evidence, name: str) -> Lines:
+    """What was seen while samples of training, and a batch of them, were made."""
+    if seen.splits is None:
         return
-    with suppress(Exception), seeded(0), Cuts(()) as cuts:
-        [*items(dataset, range(min(2, len(dataset))))]
-    for remark in [each for each in cuts.remarks if each.check == "digits-lost"][:1]:
-        yield Line(f"in the dataset, {remark.text}", subject="dataset")
+    if seen.splits.remarks is None:
+        seen.splits.remarks = [*_remarks_of(seen.splits.train)]
+    for remark in [each for each in seen.splits.remarks if each.check == name][:1]:
+        yield Line(f"in the data, {remark.text}", subject="dataset")
+
+
+def _remarks_of(loader: Any) -> list[Remark]:
+    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return []
+    cuts = Cuts(())
+    with suppress(Exception), seeded(0), torch.no_grad(), cuts:
+        rows = [*items(dataset, range(min(DRAWS, len(dataset))))]
+        if collate is not None and getattr(loader, "batch_size", None):
+            collate(rows)
+    return cuts.remarks
 
 
 @check("global-seed", "likely", at="data")

@@ -74,6 +74,10 @@ class Trial(Invariants):
                 traces = [seen.probe.base(kind) for kind in seen.probe.batches]
                 seen.calls = [call for trace in traces for call in trace.calls]
                 seen.remarks = [remark for trace in traces for remark in trace.remarks]
+                for error in (trace.error for trace in traces if trace.error is not None):
+                    self._note(
+                        "probes", f"values could not be followed, so that less could not be decided: {error!r}"[:300]
+                    )
                 self._ask("probe")
                 seen.calls, seen.remarks = [], []
                 if not _validates(seen.probe):
