@@ -4,6 +4,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     anchors,
     arguments,
     averages,
+    balances,
     baselines,
     called,
     comparisons,

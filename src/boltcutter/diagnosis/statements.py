@@ -67,6 +67,7 @@ ORDERED = {
 }
 # Hooks of automatic optimization in which no gradient is that of the step that follows.
 BESIDE = frozenset(("training_step", "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"))
+SIMPLE = (ast.Assign, ast.AugAssign, ast.Return, ast.Expr)
 HOOKS = re.compile(r"(on_|train(ing)?_|valid(ation)?_|val_|test_|predict_|configure_|optimizer_|lr_scheduler_)")
 ALIKE = 0.88  # of two names
 
@@ -204,6 +205,58 @@ def clipped_too_early(seen: Evidence) -> Lines:
 def called_name(call: ast.Call) -> str:
     """The last name of the function that a call is of."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+@check("same-addend", "likely", at="probe")
+def added_to_itself(seen: Evidence) -> Lines:
+    """A method adds what its layers have computed to itself, as the name of its input has been assigned anew."""
+    for place in functions_of(seen.module):
+        last = inspect.getattr_static(type(place.owner), place.tree.name, None)
+        if not f".{getattr(last, '__qualname__', '')}".endswith(f".{place.name}"):
+            continue  # a subclass has another one
+        numbers: dict[str, int] = {}  # of each name, the statement that has computed its value by a layer
+        for i, statement in enumerate(place.tree.body):
+            for node in ast.walk(statement) if isinstance(statement, SIMPLE) else ():
+                names = _added(node)
+                if len(names) == 2 and len({numbers.get(n, -1 - j) for j, n in enumerate(names)}) == 1:
+                    line = place.line + node.lineno - 1  # type: ignore[attr-defined]
+                    yield Line(
+                        f"`{' '.join(ast.unparse(node).split())[:80]}` ({place.name}, line {line}) adds a value to "
+                        "itself, as its input was overwritten before, so nothing skips the layers; give their result "
+                        "a name of its own",
+                        subject=f"{place.name}:{line}",
+                    )
+                    return
+            value = statement.value if isinstance(statement, ast.Assign) else None
+            is_layer = value is not None and any(_is_layer(n, place.owner) for n in ast.walk(value))
+            number = numbers.get(value.id) if isinstance(value, ast.Name) else i if is_layer else None
+            for n in ast.walk(statement):
+                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+                    numbers.pop(n.id, None)
+                    is_one = isinstance(statement, ast.Assign) and any(n is t for t in statement.targets)
+                    if is_one and number is not None:
+                        numbers[n.id] = number
+
+
+def _added(node: ast.AST) -> list[str]:
+    """The two names that a node adds; else fewer."""
+    sides: tuple[ast.AST, ...] = ()
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        sides = node.left, node.right
+    elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        sides = node.target, node.value
+    elif isinstance(node, ast.Call) and called_name(node) == "add" and len(node.args) == 2:
+        sides = node.args[0], node.args[1]
+    return [n.id for n in sides if isinstance(n, ast.Name)]
+
+
+def _is_layer(node: ast.AST, owner: nn.Module) -> bool:
+    """Whether a node calls a layer of the module: self.layer(…)."""
+    path = _path(node.func) if isinstance(node, ast.Call) else None
+    found: object = owner if path else None
+    for name in (path or "").split("."):
+        found = getattr(found, name, None)
+    return isinstance(found, nn.Module)
 
 
 @check("overwritten-loss", "likely", at="probe")

@@ -5,14 +5,19 @@ import math
 import torch
 from programs import LossOnly, digits, no_bug
 from programs.planted.twentyfifth import (
+    Deep,
     Gaps,
     Margin,
     Next,
+    Penalized,
     Policy,
+    Residual,
+    Tasks,
     Warm,
     Wind,
     Words,
     gaps,
+    houses,
     items,
     states,
     texts,
@@ -244,3 +249,108 @@ def words_are_numbered_behind_padding():
         first = 1
 
     return texts(Net())
+
+
+@no_bug()
+def variances_are_held():
+    class Net(Tasks):
+        def weighted(self, errors):
+            return (torch.exp(-self.log_vars) * errors + self.log_vars).sum()
+
+    return Net(), *houses()
+
+
+@no_bug()
+def shares_add_up_to_one():
+    class Net(Tasks):
+        def weighted(self, errors):
+            return (torch.softmax(self.log_vars, 0) * errors).sum() + 0.1 * self.log_vars.square().sum()
+
+    return Net(), *houses()
+
+
+@no_bug()
+def variance_of_predictions_is_learned():
+    class Net(Tasks):
+        def errors(self, x, y, sold):
+            out = self.net(x)
+            error = (out - torch.stack([y, sold], 1)).square().mean(0)
+            return 0.5 * error
+
+        def weighted(self, errors):
+            deviation = F.softplus(self.log_vars) + 1e-3
+            return (errors / deviation**2 + deviation.log()).sum()
+
+    return Net(), *houses()
+
+
+@no_bug()
+def outputs_have_a_learned_scale():
+    class Net(Tasks):
+        def errors(self, x, y, sold):
+            out = torch.exp(-self.log_vars) * self.net(x)
+            return torch.stack([(out[:, 0] - y).square().mean(), (out[:, 1] - sold).abs().mean()])
+
+        def weighted(self, errors):
+            return errors.sum()
+
+    return Net(), *houses()
+
+
+@no_bug()
+def input_of_a_block_is_kept():
+    class Block(Residual):
+        def forward(self, x):
+            skipped = x
+            x = F.relu(self.one(x))
+            x = self.other(x)
+            return x + skipped
+
+    class Net(Deep):
+        block = Block
+
+    return Net(), *digits()
+
+
+@no_bug()
+def blocks_are_added_in_turn():
+    class Block(Residual):
+        def forward(self, x):
+            h = self.one(x)
+            x = x + h
+            h = F.relu(self.other(x))
+            return x + h
+
+    class Net(Deep):
+        block = Block
+
+    return Net(), *digits()
+
+
+@no_bug()
+def ramp_of_fractions():
+    class Net(Penalized):
+        def weight(self):
+            return min(1.0, self.current_epoch / self.warm_up)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def ramp_is_over_at_once():
+    class Net(Penalized):
+        def weight(self):
+            return min(1.0, (self.current_epoch + 1) // 1)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def weight_falls_in_stairs():
+    class Net(Penalized):
+        def weight(self):
+            factor = 0.5 ** (self.current_epoch // 10)
+            stage = min(2, self.current_epoch // 10)
+            return factor / (1 + stage)
+
+    return Net(), *digits()

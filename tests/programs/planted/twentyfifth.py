@@ -343,3 +343,124 @@ def texts(module):
 @bug("padding-is-token")
 def a_rare_word_is_the_padding():
     return texts(Words())
+
+
+class Tasks(LossOnly):
+    """Two targets of a table, whose errors have learned weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 2))
+        self.log_vars = nn.Parameter(torch.zeros(2))
+
+    def weighted(self, errors):
+        return (torch.exp(-self.log_vars) * errors).sum()
+
+    def errors(self, x, y, sold):
+        out = self.net(x)
+        return torch.stack([F.mse_loss(out[:, 0], y), F.binary_cross_entropy_with_logits(out[:, 1], sold)])
+
+    def training_step(self, batch, batch_idx):
+        return self.weighted(self.errors(*batch))
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/error", self.errors(*batch).sum())
+
+
+def houses():
+    x = torch.randn(480, 10, generator=torch.Generator().manual_seed(0))
+    return halves(x, x[:, 0] - x[:, 1] ** 2, (x[:, 2] + x[:, 3] > 0).float(), split=320)
+
+
+@bug("learned-weight")
+def nothing_holds_the_variances():
+    return Tasks(), *houses()
+
+
+@bug("learned-weight")
+def nothing_holds_the_variance_of_one_task():
+    class Net(Tasks):
+        def weighted(self, errors):
+            return errors[0] + torch.exp(-2 * self.log_vars[1]) * errors[1]
+
+    return Net(), *houses()
+
+
+@bug("learned-weight")
+def nothing_holds_the_shares():
+    class Net(Tasks):
+        def weighted(self, errors):
+            return (torch.sigmoid(self.log_vars) * errors).sum()
+
+    return Net(), *houses()
+
+
+class Residual(nn.Module):
+    """Two layers, and what skips them."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = F.relu(self.one(x))
+        x = self.other(x)
+        return x + x
+
+
+class Deep(LossOnly):
+    """Digits by four blocks."""
+
+    block = Residual
+
+    def network(self):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), *(self.block() for _ in range(4)), nn.Linear(32, 10))
+
+
+@bug("same-addend")
+def input_of_a_block_is_overwritten():
+    return Deep(), *digits()
+
+
+@bug("same-addend")
+def input_of_a_block_is_kept_too_late():
+    class Block(Residual):
+        def forward(self, x):
+            x = self.one(F.relu(x))
+            skipped = x
+            x += skipped
+            return self.other(x)
+
+    class Net(Deep):
+        block = Block
+
+    return Net(), *digits()
+
+
+class Penalized(LossOnly):
+    """Digits with a penalty that grows."""
+
+    warm_up = 5
+
+    def weight(self):
+        return min(1.0, self.current_epoch // self.warm_up)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        out = self.net(x)
+        return F.cross_entropy(out, y) + 0.1 * self.weight() * out.square().mean()
+
+
+@bug("whole-ramp")
+def ramp_of_whole_numbers():
+    return Penalized(), *digits()
+
+
+@bug("whole-ramp")
+def ramp_of_whole_steps():
+    class Net(Penalized):
+        def weight(self):
+            beta = int(self.global_step / 1000)
+            return min(beta, 2)
+
+    return Net(), *digits()

@@ -1,0 +1,221 @@
+"""Probes of what weighs the terms of a loss: learned weights that nothing holds, and ramps of whole numbers."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import re
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.probe import Probe, Trace
+from boltcutter.diagnosis.source import own_classes, says, tree_of
+from boltcutter.structure import flatten, with_tensors
+
+MOST_VALUES = 16  # of a parameter that weighs terms
+FAR = 30.0  # by which they are moved
+GONE = 0.01  # of a loss
+SAME = 1e-3  # relative
+LATE = 1000  # times as long
+RATES = (0.5, 1.0, 2.0)  # of exp(-s / 2), exp(-s) and exp(-2 s)
+POLICIES = re.compile(r"log_prob|advantage|polic(y|ies)|(^|_)actor", re.IGNORECASE)
+TIMES = frozenset(("current_epoch", "global_step", "epoch", "step", "total_batch_idx"))
+WEIGHTS = re.compile(
+    r"(^|_)(beta|kl|klw|weight|alpha|lam|lambda|ramp|warm|warm_?up|anneal\w*|coef\w*|factor|scale)(_|$)"
+)
+BOUNDS = frozenset(("min", "minimum", "clip", "clamp"))
+
+
+@check("learned-weight", "likely", at="probe")
+def learned_weight(seen: Evidence) -> Lines:
+    """Learned weights of terms make the loss fall to 0, or by exp(-s), for any targets, and nothing holds them."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or not probe.module.automatic_optimization:
+        return
+    if any(g.get("maximize") for o in seen.optimizers for g in o.param_groups) or says(seen.module, POLICIES):
+        return
+    weights = [(n, p) for n, p in _beside_layers(seen.module) if id(p) in seen.owned and not p._backward_hooks]
+    directions = _directions(probe, [p for _, p in weights]) if weights else []
+    moved = [(n, p, d) for (n, p), d in zip(weights, directions, strict=False) if d]
+    if not moved:
+        return
+    shift = [(p, d) for _, p, d in moved]
+    owners = {f"the output of {n.rpartition('.')[0]}" for n, _, _ in moved}
+    for turn in (0, 1, 3):  # also with the targets of other samples
+        batch = _rolled(probe, turn)
+        first, other = (_run(probe, batch, shift, far) for far in (0.0, 1.0))
+        if not _are_same(first, other, owners):
+            return  # they are part of the model
+        losses = [_loss(t) for t in (first, other, *(_run(probe, batch, shift, far) for far in (2.0, FAR)))]
+        if not _falls_for_ever(losses):
+            return
+    name = moved[0][0]
+    yield Line(
+        f"the loss falls from {losses[0]:.3g} to {losses[3]:.3g} as {name} alone moves by {FAR:g}, whatever the "
+        "predictions are, so it learns to leave terms out; a learned weight needs a term that holds it: "
+        "exp(-s) * loss + s",
+        subject=name,
+    )
+
+
+def _beside_layers(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Small parameters of the user's own classes, which are no bias."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.ParameterList | nn.ParameterDict) or own_classes(type(part)):
+            for each, p in part._parameters.items():
+                if p is not None and p.requires_grad and p.numel() <= MOST_VALUES and "bias" not in each:
+                    yield f"{name}.{each}".removeprefix("."), p
+
+
+def _directions(probe: Probe, weights: list[nn.Parameter]) -> list[float]:
+    """For each parameter, 1 if descent makes all of its values larger, -1 if smaller, and 0 if neither."""
+    found: list[float] = []
+
+    def differentiate(loss: Any) -> None:
+        if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
+            for g in torch.autograd.grad(loss, weights, allow_unused=True, retain_graph=True):
+                is_one_sided = g is not None and bool(g.any()) and bool((g >= 0).all() | (g <= 0).all())
+                found.append(-float(g.sum().sign()) if is_one_sided and g is not None else 0.0)
+
+    kind = "training_step"
+    probe.run(kind, probe.batches[kind], training=True, record=False, then=differentiate)
+    return found
+
+
+def _rolled(probe: Probe, turn: int) -> Any:
+    """The batch, with all parts but the first of another sample."""
+    batch = probe.batches["training_step"]
+    tensors = [t for t in flatten(batch) if isinstance(t, Tensor)]
+    return with_tensors(batch, [t.roll(turn, 0) if i and t.ndim else t for i, t in enumerate(tensors)])
+
+
+def _run(probe: Probe, batch: Any, shift: Sequence[tuple[nn.Parameter, float]], far: float) -> Trace:
+    before = [p.detach().clone() for p, _ in shift]
+    try:
+        for p, direction in shift:
+            p.data.add_(direction * far)
+        return probe.run("training_step", batch, training=True)
+    finally:
+        for (p, _), value in zip(shift, before, strict=True):
+            p.data.copy_(value)
+
+
+def _loss(trace: Trace) -> float:
+    loss = trace.output.get("loss") if isinstance(trace.output, dict) else trace.output
+    return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else math.nan
+
+
+def _are_same(one: Trace, other: Trace, owners: set[str]) -> bool:
+    """Whether layers compute the same, and loss functions get the same."""
+    pairs = zip(one.tensors, other.tensors, strict=False)
+    layers = [(a, b) for (name, a), (_, b) in pairs if name not in owners]
+    calls = [(a.prediction, b.prediction) for a, b in zip(one.calls, other.calls, strict=False)]
+    is_as_long = len(one.tensors) == len(other.tensors) and len(one.calls) == len(other.calls)
+    return is_as_long and all(a.shape == b.shape and torch.equal(a, b) for a, b in (*layers, *calls))
+
+
+def _falls_for_ever(losses: Sequence[float]) -> bool:
+    """Whether losses, at 0, 1, 2 and far, fall to 0, or like an exponential function."""
+    start, one, two, end = losses
+    if not all(map(math.isfinite, losses)) or not start > one > two > end:
+        return False
+    if start > 0 and abs(end) <= GONE * start:
+        return True
+    shares = [(each - end) / (start - end) for each in (one, two)]
+    return any(
+        math.isclose(shares[0], math.exp(-rate), rel_tol=SAME)
+        and math.isclose(shares[1], math.exp(-2 * rate), rel_tol=SAME)
+        for rate in RATES
+    )
+
+
+@check("whole-ramp", "likely", at="probe")
+def whole_ramp(seen: Evidence) -> Lines:
+    """A weight is a time divided by another one by //, up to 1, and the loss is the same at the first and last step."""
+    probe, kind = seen.probe, "training_step"
+    epochs, steps = seen.trainer.max_epochs, seen.total_steps
+    if probe is None or kind not in probe.batches or not epochs or epochs < 2 or not math.isfinite(steps):
+        return
+    for function in _functions(seen.module):
+        tree = tree_of(function)
+        node = next((n for n in ast.walk(tree) if _is_ramp(n, tree)), None) if tree is not None else None
+        if node is None:
+            continue
+        losses = []
+        for epoch, step in ((0, 0), (epochs - 1, int(steps) - 1), (LATE * epochs, LATE * int(steps))):
+            with _at(seen.trainer, epoch, step):
+                losses.append(_loss(probe.run(kind, probe.batches[kind], training=True, record=False)))
+        if losses[0] == losses[1] != losses[2]:
+            line = function.__code__.co_firstlineno + node.lineno - 1  # type: ignore[attr-defined]
+            text = " ".join(ast.unparse(node).split())[:80]
+            yield Line(
+                f"`{text}` ({function.__qualname__}, line {line}) is 0 in the whole training of {epochs} epochs, as "
+                "// gives whole numbers, so the ramp never begins; divide by /",
+                subject=f"{function.__qualname__}:{line}",
+            )
+            return
+
+
+def _functions(module: nn.Module) -> Iterator[types.FunctionType]:
+    for part in module.modules():
+        for name in {name: None for cls in own_classes(type(part)) for name in vars(cls)}:
+            value = inspect.getattr_static(type(part), name)  # of the last class that has it
+            function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            if isinstance(function, types.FunctionType):
+                yield function
+
+
+def _is_ramp(node: ast.AST, tree: ast.FunctionDef) -> bool:
+    """Whether a node is min(1, time // time), or a whole number of times that has the name of a weight."""
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        values = [*node.args, *(k.value for k in node.keywords)]
+        is_bound = any(isinstance(v, ast.Constant) and v.value == 1 for v in values)
+        has_fractions = any(isinstance(v, ast.Constant) and type(v.value) is float for v in values)
+        is_weight = has_fractions or bool(WEIGHTS.search(tree.name)) or _is_assigned(node, tree)
+        if name in BOUNDS and is_bound and is_weight and any(_is_whole(v) for v in values):
+            return True
+    return isinstance(node, ast.expr) and _is_whole(node) and _is_assigned(node, tree)
+
+
+def _is_assigned(value: ast.expr, tree: ast.FunctionDef) -> bool:
+    """Whether a value is assigned to a name of a weight."""
+    targets = [t for n in ast.walk(tree) if isinstance(n, ast.Assign) and n.value is value for t in n.targets]
+    return any(WEIGHTS.search(ast.unparse(t).rpartition(".")[2]) for t in targets)
+
+
+def _is_whole(node: ast.expr) -> bool:
+    """Whether an expression is a time divided by //, or by int(… / …)."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("int", "float") and len(node.args) == 1:
+        inner = node.args[0]
+        is_cut = (
+            getattr(node.func, "id", "") == "int" and isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div)
+        )
+        return _is_whole(inner) or (is_cut and _is_time(inner.left))  # type: ignore[attr-defined]
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv) and _is_time(node.left)
+
+
+def _is_time(node: ast.expr) -> bool:
+    names = (n.attr if isinstance(n, ast.Attribute) else getattr(n, "id", "") for n in ast.walk(node))
+    return any(name in TIMES for name in names)
+
+
+@contextmanager
+def _at(trainer: Any, epoch: int, step: int) -> Iterator[None]:
+    """Tell the module that it is in another epoch, and at another step."""
+    epochs = trainer.fit_loop.epoch_progress.current
+    steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+    before = epochs.completed, steps.completed
+    try:
+        epochs.completed, steps.completed = epoch, step
+        yield
+    finally:
+        epochs.completed, steps.completed = before
