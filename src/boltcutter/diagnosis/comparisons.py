@@ -115,7 +115,8 @@ class Comparisons:
         if name in ("atan2", "arctan2"):
             self.angles[found[0]] = math.pi
         elif name in VIEWS or (name in SCALES and len(given) == 1):
-            largest = float(first.detach().abs().max()) if name in SCALES and first.numel() else 0.0
+            is_scaled = name in SCALES and first.numel() and first.is_floating_point()
+            largest = float(first.detach().abs().max()) if is_scaled else 0.0
             factor = float(found[0].detach().abs().max()) / largest if largest else 1.0
             if first in self.angles:
                 self.angles[found[0]] = self.angles[first] * factor
