@@ -401,8 +401,8 @@ def shared_state(seen: Evidence) -> Lines:
         and isinstance(call.func, ast.Attribute)
     ]  # fmt: skip
     for code in found:
-        for node in (n for n in ast.walk(code.tree) if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)):
-            target, call = ast.unparse(node.targets[0]), node.value
+        for node in (n for n in ast.walk(code.tree) if isinstance(n, ast.Assign)):
+            target, call = ast.unparse(node.targets[0]), _without_container(node.value)
             is_state = isinstance(call, ast.Call) and called_name(call) == "state_dict" and target.startswith("self.")
             owner = call.func.value if is_state and isinstance(call.func, ast.Attribute) else None  # type: ignore[attr-defined]
             if owner is None or not _is_network(code, owner, seen):
@@ -423,6 +423,18 @@ def shared_state(seen: Evidence) -> Lines:
                     "which go on to change; write copy.deepcopy(….state_dict())",
                     subject=target,
                 )
+
+
+def _without_container(value: ast.expr) -> ast.expr:
+    """What dict() or OrderedDict() of a call is made of, or a dictionary of its items: neither copies a value."""
+    if isinstance(value, ast.Call) and called_name(value) in ("dict", "OrderedDict") and len(value.args) == 1:
+        return value.args[0]
+    if isinstance(value, ast.DictComp) and isinstance(value.value, ast.Name) and len(value.generators) == 1:
+        items = value.generators[0].iter
+        is_items = isinstance(items, ast.Call) and called_name(items) == "items"
+        if is_items and isinstance(items, ast.Call) and isinstance(items.func, ast.Attribute):
+            return items.func.value
+    return value
 
 
 def _is_network(code: Code, owner: ast.expr, seen: Evidence) -> bool:

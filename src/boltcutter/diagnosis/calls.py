@@ -283,7 +283,8 @@ class LossCalls(TorchFunctionMode):
         for call in self.calls:
             p = call.prediction.flatten()
             for t in self.halved if call.kind == "binary_cross_entropy_with_logits" else ():
-                if t.numel() == len(p) and torch.equal(t.flatten(), p) and bool((p.abs() > 1e-6).any()):
+                is_within = bool(((p >= 0) & (p <= 1)).all())  # which torchmetrics takes for probabilities
+                if t.numel() == len(p) and torch.equal(t.flatten(), p) and not is_within:
                     self._remark(
                         "threshold-of-logits",
                         "logits are compared with 0.5, as if they were probabilities; compare them with 0, or apply "

@@ -46,6 +46,8 @@ def depends_on_batches(seen: Evidence) -> Lines:
     dataset = getattr(loader, "dataset", ())
     if seen.probe is None or not isinstance(size, int) or size < 2 or not samples or len(dataset) <= size:
         return
+    if seen.probe.base("validation_step").has_generator:
+        return  # which may draw samples for each batch
     last = len(dataset) % size * (not getattr(loader, "drop_last", False))
     count = len(samples)
     ways = ([count], [count // 2] * 2, [count // 3 * 2, count // 3])

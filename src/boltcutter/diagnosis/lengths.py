@@ -32,12 +32,9 @@ class Lengths:
     def follow(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Note what a function has made of its arguments."""
         first, other = (*args, None, None)[:2]
-        if (
-            not isinstance(first, Tensor)
-            or not isinstance(result, Tensor)
-            or first.ndim != 2
-            or len(first) != self.size
-        ):
+        if not isinstance(first, Tensor) or not isinstance(result, Tensor):
+            return
+        if first.ndim != 2 or not self.size or len(first) % self.size:  # of several views, too
             return
         dim = kwargs.get("dim", args[2] if len(args) > 2 else None)
         if name == "normalize" and dim in (0, -2) and first.requires_grad:

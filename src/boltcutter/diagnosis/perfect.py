@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,8 +20,12 @@ from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.probe import Probe, Trace
 
 FEWEST = 8  # samples
+MOST = 8  # losses of a step
+TRIED = 3  # layers that return the same values
+PLAIN = re.compile(r"Accuracy|Error")  # metrics that are 1, or 0, for perfect predictions of any classes
 OUTPUT = "the output of "
 FAR = 0.25  # deviations of the targets, or share of an error
+NO_BETTER = 0.9  # of an error, though others are 0
 SURE = 20.0  # logits
 BEST = 0.995
 FEW = 0.05  # share of places
@@ -46,11 +51,11 @@ def other_units(seen: Evidence) -> Lines:
     base = probe.base("validation_step")
     trace = _trained(probe)
     for prediction, target in _compared(trace) if trace else ():
-        layer = _layer_of(trace, prediction)  # type: ignore[arg-type]
+        layers = _layers_of(trace, prediction)  # type: ignore[arg-type]
         sources = [t for t in raw if t.numel() == target.numel() >= FEWEST and is_function(t, target.flatten())]
-        if layer is None or not sources:
+        if not layers or not sources:
             continue
-        perfect = _validated_with(probe, layer, target)
+        perfect = _validated_with(probe, layers, target)
         before = [a for pair in _compared(base) for a in pair]
         of_raw = [
             (a.flatten().double(), t.double())
@@ -76,7 +81,8 @@ def other_units(seen: Evidence) -> Lines:
             continue  # it is compared with another part, as clean pictures
         is_perfect = any(best == 0 != own for _, own, best in values)  # as the loss of validation
         for name, own, best in _logged(base, perfect, ERRORS):
-            if is_perfect and best > FAR * own > 0 and own != best and (not errors or max(errors) < 1e-3):
+            is_unlike = not errors or max(errors) < 1e-3 or best > NO_BETTER * own
+            if is_perfect and best > FAR * own > 0 and own != best and is_unlike:
                 yield (
                     f"validation logs {name} = {best:.4g} for outputs that are the targets, and {own:.4g} for its own; "
                     "an error of perfect predictions is 0: correct how it is computed or scaled back"
@@ -92,21 +98,32 @@ def imperfect_scores(seen: Evidence) -> Lines:
         return
     base, trace = probe.base("validation_step"), _trained(probe)
     calls = [c for c in trace.calls if c.target is not None and c.target.numel()] if trace else []
-    if trace is None or len(calls) != 1 or (perfect := _perfect_logits(calls[0].kind, calls[0])) is None:
-        return
-    layer, target = _layer_of(trace, calls[0].prediction), calls[0].target
-    parts = [t for t in tensors_of(probe.batches["validation_step"]) if t.shape == target.shape]
-    labels = [t for t in parts if not t.is_floating_point() or bool(((t == 0) | (t == 1)).all())]
-    if layer is None or len(labels) != 1 or not has_values(labels[0], target) or float(target.float().std()) == 0:
-        return  # training has labels of its own, as of a mask that it draws
-    for name, own, best in _logged(base, _validated_with(probe, layer, perfect), SCORES):
-        if best < BEST and own != best and not COSTS.search(name):
-            yield Line(
-                f"validation logs {name} = {best:.4g} for logits that are those of the labels in training; a score of "
-                "perfect predictions is 1: look for another dimension, threshold, order of labels, or padding in it",
-                subject=name,
-            )
+    for call in calls if len(calls) <= MOST else ():
+        if trace is None or (perfect := _perfect_logits(call.kind, call)) is None:
             return
+        layers, target = _layers_of(trace, call.prediction), call.target
+        is_label = _is_of_batch(target, tensors_of(probe.batches["validation_step"]), several=len(calls) > 1)
+        if not layers or not is_label or float(target.float().std()) == 0:
+            return  # training has labels of its own, as of a mask that it draws
+        for name, own, best in _logged(base, _validated_with(probe, layers, perfect), SCORES):
+            if best < BEST and own != best and not COSTS.search(name):
+                yield Line(
+                    f"validation logs {name} = {best:.4g} for logits that are those of the labels in training; a score "
+                    "of perfect predictions is 1: look for another dimension, threshold, order of labels, or padding "
+                    "in it",
+                    subject=name,
+                )
+                return
+
+
+def _is_of_batch(target: Tensor, batch: Sequence[Tensor], *, several: bool) -> bool:
+    """Whether labels are the only ones of their shape in a batch; where losses have several, a part or column of it."""
+    if several:
+        columns = [column for t in batch if t.ndim == 2 and t.shape[1] <= MOST for column in t.unbind(1)]
+        return any(t.shape == target.shape and has_values(t, target) for t in (*batch, *columns))
+    parts = [t for t in batch if t.shape == target.shape]
+    labels = [t for t in parts if not t.is_floating_point() or bool(((t == 0) | (t == 1)).all())]
+    return len(labels) == 1 and has_values(labels[0], target)
 
 
 @check("averaged-metric", "likely", at="probe")
@@ -257,39 +274,46 @@ def _compared(trace: Trace) -> Iterator[tuple[Tensor, Tensor]]:
         yield b, a
 
 
-def _layer_of(trace: Trace, prediction: Tensor) -> str | None:
-    """The last layer that returned predictions, by its name."""
+def _layers_of(trace: Trace, prediction: Tensor) -> list[str]:
+    """The last layers that returned predictions, by their names, the last one first."""
     prefix = "the output of "
-    found = (
+    names = (
         n.removeprefix(prefix) for n, t in reversed(trace.tensors) if n.startswith(prefix) and has_values(t, prediction)
     )
-    return next(found, None)
+    return [*islice(dict.fromkeys(names), TRIED)]
 
 
-def _validated_with(probe: Probe, layer: str, output: Tensor) -> Trace:
-    """A validation step in which a layer returns given values; an empty one if the step needs its own ones."""
-    calls: list[bool] = []
+def _validated_with(probe: Probe, layers: Sequence[str], output: Tensor) -> Trace:
+    """A validation step in which the first layer that returns one tensor returns given values; else an empty one."""
+    for layer in layers:
+        calls: list[bool] = []
 
-    def hook(part: nn.Module, given: Any, result: Any) -> Any:
-        calls.append(isinstance(result, Tensor) and result.numel() == output.numel())
-        return output.reshape(result.shape).to(result) if calls[-1] else None
+        def hook(part: nn.Module, given: Any, result: Any, calls: list[bool] = calls) -> Any:
+            calls.append(isinstance(result, Tensor) and result.numel() == output.numel())
+            return output.reshape(result.shape).to(result) if calls[-1] else None
 
-    handle = probe.module.get_submodule(layer).register_forward_hook(hook)
-    try:
-        trace = probe.run("validation_step", probe.batches["validation_step"], training=False, record=False)
-    except Exception:  # of the user's code, which may need values of its own
-        return Trace()
-    finally:
-        handle.remove()
-    return trace if all(calls) else Trace()
+        handle = probe.module.get_submodule(layer).register_forward_hook(hook)
+        try:
+            trace = probe.run("validation_step", probe.batches["validation_step"], training=False, record=False)
+        except Exception:  # of the user's code, which may need values of its own
+            calls.append(False)
+        finally:
+            handle.remove()
+        if calls and all(calls):
+            return trace
+    return Trace()
 
 
 def _logged(base: Trace, perfect: Trace, names: re.Pattern[str]) -> Iterator[tuple[str, float, float]]:
     """Values of some names that are logged: with the own outputs, and with perfect ones."""
     for name in base.logged.keys() & perfect.logged.keys():
         own, best = base.logged[name], perfect.logged[name]
-        if not names.search(name) or OTHERS.search(name.lower()) or is_metric(own):
+        if not names.search(name) or OTHERS.search(name.lower()):
             continue
+        if is_metric(own) and is_metric(best):
+            if not PLAIN.search(type(own).__name__):
+                continue
+            own, best = base.of_batch.get(name), perfect.of_batch.get(name)
         are_numbers = all(isinstance(v, float | int) or (isinstance(v, Tensor) and v.numel() == 1) for v in (own, best))
         if are_numbers and math.isfinite(float(own)) and math.isfinite(float(best)):
             yield name, float(own), float(best)

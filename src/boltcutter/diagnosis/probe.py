@@ -8,13 +8,16 @@ and modes are restored after each pass, and optimizers and schedulers make no st
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 import random
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from time import monotonic
+from types import ModuleType
 from typing import Any
 
 import lightning as L
@@ -61,6 +64,7 @@ class Trace:
         error: That ended the following of values, without which nothing is remarked.
         output: Of the step.
         logged: Values that were logged.
+        of_batch: Values of the metrics among them, for the batch.
         averaged: Names of those numbers of which Lightning logs the mean.
         of_metrics: Names of those that a metric has returned for the batch, and its class.
         buffers: Names of the buffers that it changed.
@@ -92,6 +96,7 @@ class Trace:
         self.error: Exception | None = None
         self.output: Any = None
         self.logged: dict[str, Any] = {}
+        self.of_batch: dict[str, Any] = {}
         self.averaged: set[str] = set()
         self.of_metrics: dict[str, str] = {}
         self.buffers: set[str] = set()
@@ -318,7 +323,8 @@ def lengths_of(packed: PackedSequence) -> Tensor:
 def kept(module: L.LightningModule) -> Iterator[None]:
     """Restore weights, buffers, gradients, modes, and attributes of all layers: counters, lists, states of metrics."""
     parts: list[Any] = [*module.modules()]
-    parts += [v for part in module.modules() for k, v in vars(part).items() if k[:1] != "_" and _is_own_object(v)]
+    own = {id(v): v for part in module.modules() for v in vars(part).values() if _is_own_object(v)}
+    parts += own.values()
     attributes = [(part, {k: v for k, v in vars(part).items() if k not in ("_modules", "_trainer")}) for part in parts]
     held = [value for _, values in attributes for value in values.values()]
     contents = [(v, copy.copy(v)) for v in nested(held)]
@@ -326,7 +332,8 @@ def kept(module: L.LightningModule) -> Iterator[None]:
     tensors = {id(t): (t, t.detach().clone()) for t in found}
     computed = {id(t) for t in found if t.grad_fn is not None}
     gradients = [(p, p.grad, None if p.grad is None else p.grad.clone(), p.requires_grad) for p in module.parameters()]
-    drawing = [(v, generator_state(v)) for v in held if isinstance(v, GENERATORS)]
+    inner = [v for value in held if _is_own_object(value) for v in vars(value).values()]  # of an object of an object
+    drawing = [(v, generator_state(v)) for v in (*held, *inner) if isinstance(v, GENERATORS)]
     try:
         yield
     finally:
@@ -365,8 +372,20 @@ def nested(values: list[Any]) -> list[Any]:
 
 def _is_own_object(value: Any) -> bool:
     """Whether an attribute is an object of a class of the user's, such as a replay buffer."""
-    is_plain = hasattr(value, "__dict__") and not isinstance(value, type | nn.Module | Tensor)
-    return is_plain and not callable(value) and bool(own_classes(type(value)))
+    is_plain = hasattr(value, "__dict__") and not isinstance(value, type | ModuleType | nn.Module | Tensor)
+    is_function = inspect.isroutine(value) or isinstance(value, functools.partial)
+    return is_plain and not is_function and bool(own_classes(type(value)))
+
+
+def _value_of(metric: Metric) -> Any:
+    """The value of a metric for its last batch; of one that was only updated, that of all that it has."""
+    cached = metric._forward_cache
+    if cached is not None:
+        return cached
+    with suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return copy.deepcopy(metric).compute()
+    return None
 
 
 @contextmanager
@@ -375,6 +394,8 @@ def without_effects(trainer: L.Trainer, module: L.LightningModule, trace: Trace)
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> None:
         trace.logged[name] = value.detach().clone() if isinstance(value, Tensor) else value
+        if is_metric(value):
+            trace.of_batch[name] = _value_of(value)
         is_mean = options.get("reduce_fx", "mean") in ("mean", torch.mean) and options.get("on_epoch") is not False
         if isinstance(value, Tensor | float) and is_mean:
             trace.averaged.add(name)

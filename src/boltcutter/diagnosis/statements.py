@@ -483,11 +483,11 @@ def _loaded_in(tree: ast.FunctionDef) -> set[str]:
 @check("loads-nothing", "likely", at="probe")
 def initialized_after_loading(seen: Evidence) -> Lines:
     """A constructor draws new values for all layers of the module after it has loaded a part of them."""
-    for cls in own_classes(type(seen.module)):
+    for cls in {cls: None for part in seen.module.modules() for cls in own_classes(type(part))}:
         function = vars(cls).get("__init__")
         tree = tree_of(function) if isinstance(function, types.FunctionType) else None
         loaded = dict[str, str]()
-        for statement in tree.body if tree is not None else ():
+        for statement in _in_order(tree.body) if tree is not None else ():
             drawn = drawn_again(statement)
             lost = [
                 name for name in loaded if drawn is not None and f"{name}.".startswith(f"{drawn}." if drawn else "")
@@ -500,6 +500,15 @@ def initialized_after_loading(seen: Evidence) -> Lines:
                 )
                 return
             loaded |= dict(loads_of(statement))
+
+
+def _in_order(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements, and those that a condition has behind it, but for those of else."""
+    for statement in statements:
+        if isinstance(statement, ast.If):
+            yield from _in_order(statement.body)
+        else:
+            yield statement
 
 
 def loads_of(statement: ast.stmt) -> Iterator[tuple[str, str]]:

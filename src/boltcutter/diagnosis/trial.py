@@ -18,6 +18,7 @@ from boltcutter.diagnosis.metrics import MetricCalls
 from boltcutter.diagnosis.probe import Probe, seeded
 from boltcutter.internals import tree_leaves
 
+MOST_BATCHES = 64  # before the first step of manual optimization
 SECONDS = 60.0  # after which no further step begins, and no further pass of a probe
 MOST_TIMES = 2.0  # this, after which no further check of a moment is asked
 
@@ -97,7 +98,10 @@ class Trial(Invariants):
     ) -> None:
         """End the training after enough steps."""
         self._batches += 1
-        if self._batches >= FIRST * trainer.accumulate_grad_batches or monotonic() > self._end:
+        enough = FIRST * trainer.accumulate_grad_batches
+        if self._seen is not None and not pl_module.automatic_optimization and not trainer.global_step:
+            enough = MOST_BATCHES  # as gradients of several batches are added by hand
+        if self._batches >= enough or monotonic() > self._end:
             trainer.should_stop = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
