@@ -1,15 +1,19 @@
 """The programs of ``planted/twentyfourth.py`` without their bugs, and what looks like them."""
 
+import numpy as np
 import torch
-from programs import Base, LossOnly, diabetes, digits, halves, no_bug
+from programs import Base, LossOnly, Manual, diabetes, digits, halves, no_bug
 from programs.planted.twentyfourth import (
     Autoencoder,
     Averaged,
+    Best,
     Detector,
     Diffusion,
+    Heads,
     Masked,
     Normalized,
     Pairs,
+    Scaled,
     Speaker,
     Spread,
     Tagger,
@@ -18,9 +22,11 @@ from programs.planted.twentyfourth import (
     places,
     sentences,
     tags,
+    three_labels,
 )
 from torch import nn
 from torch.nn import functional as F
+from torchmetrics.classification import BinaryAUROC, BinaryJaccardIndex
 
 
 @no_bug()
@@ -254,3 +260,99 @@ def amounts_are_zero_where_nothing_is_bought():
             return F.mse_loss(out[:, 0], boxes[:, 0])
 
     return Net(), *halves(*places())
+
+
+@no_bug()
+def labels_of_heads_are_in_the_same_order():
+    return Heads(), *halves(*three_labels())
+
+
+@no_bug()
+def metric_compares_units():
+    return Scaled(), *diabetes()
+
+
+@no_bug(callbacks=lambda: [Best()])
+def best_weights_are_copied_whole():
+    return Base(), *digits()
+
+
+class Mixup:
+    """Mixes samples by a generator of its own."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, x, y):
+        share, order = float(self.rng.beta(0.4, 0.4)), torch.randperm(len(x))
+        return share * x + (1 - share) * x[order], y, y[order], share
+
+
+@no_bug()
+def samples_are_mixed_by_an_object_that_draws():
+    class Net(Base):
+        def __init__(self):
+            super().__init__()
+            self.mixup = Mixup()
+
+        def training_step(self, batch, batch_idx):
+            x, y, other, share = self.mixup(*batch)
+            out = self(x)
+            return share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, other)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def gradients_of_many_batches_are_added_by_hand():
+    class Net(Manual):
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            self.manual_backward(self.loss(*batch) / 12)
+            if (batch_idx + 1) % 12 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return Net(), *digits(960, 320)
+
+
+@no_bug()
+def negatives_are_drawn_for_each_batch_of_validation():
+    class Net(Masked):
+        def __init__(self):
+            super().__init__()
+            self.area = BinaryAUROC()
+
+        def validation_step(self, batch, batch_idx):
+            x = batch[0].flatten(1)
+            noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(batch_idx))
+            scores = torch.cat([-(self(each) - each).square().mean(1) for each in (x, noise)])
+            self.area(scores.sigmoid(), torch.arange(2).repeat_interleave(len(x)))
+            self.log("val/auroc", self.area)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def small_logits_are_rated_by_torchmetrics():
+    class Net(LossOnly):
+        """Finds the dark pixels, with first logits between 0 and 1."""
+
+        def __init__(self):
+            super().__init__()
+            self.overlap = BinaryJaccardIndex()
+            nn.init.constant_(self.net[1].bias, 0.5)
+            nn.init.normal_(self.net[1].weight, std=0.001)
+
+        def network(self):
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 64))
+
+        def loss(self, x, y):
+            return F.binary_cross_entropy_with_logits(self(x), (x.flatten(1) < 0.3).float())
+
+        def validation_step(self, batch, batch_idx):
+            x, _ = batch
+            self.overlap(self(x), (x.flatten(1) < 0.3).int())
+            self.log("val/overlap", self.overlap)
+
+    return Net(), *digits()

@@ -3,10 +3,13 @@
 import copy
 import math
 
+import lightning as L
 import torch
 from programs import Base, Causal, LossOnly, Table, bug, diabetes, digits, halves, tokens
 from torch import nn
 from torch.nn import functional as F
+from torchmetrics import MeanAbsoluteError, MeanSquaredError
+from torchmetrics.classification import MulticlassAccuracy
 
 
 class Warm(Base):
@@ -383,3 +386,147 @@ def boxes_of_empty_places_are_trained():
             return F.mse_loss(out, boxes)
 
     return Net(), *halves(*places())
+
+
+@bug("normalized-over-batch")
+def two_views_are_normalized_over_the_batch():
+    class Net(Pairs):
+        def loss(self, x, y):
+            views = torch.cat([self(x + 0.1 * torch.randn_like(x)) for _ in range(2)])
+            z = F.normalize(views, dim=0)
+            same = torch.arange(len(z)).roll(len(x))
+            return F.cross_entropy((z @ z.T / 0.1).fill_diagonal_(float("-inf")), same)
+
+    return Net(), *digits()
+
+
+class Heads(Base):
+    """Three labels of each sample, each with a head and a metric."""
+
+    names = ("shape", "colour", "age")
+
+    def __init__(self):
+        super().__init__()
+        self.rated = nn.ModuleDict({name: MulticlassAccuracy(4, average="micro") for name in self.names})
+
+    def network(self):
+        return nn.ModuleDict({name: nn.Linear(24, 4) for name in self.names})
+
+    def forward(self, x):
+        return {name: head(x) for name, head in self.net.items()}
+
+    def trained(self):
+        return self.names
+
+    def training_step(self, batch, batch_idx):
+        x, labels = batch
+        out = self(x)
+        return sum(F.cross_entropy(out[name], labels[:, i]) for i, name in enumerate(self.trained()))
+
+    def validation_step(self, batch, batch_idx):
+        x, labels = batch
+        out = self(x)
+        for i, name in enumerate(self.names):
+            self.rated[name](out[name], labels[:, i])
+            self.log(f"val/{name}_acc", self.rated[name])
+
+
+def three_labels():
+    g = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (640, 3), generator=g)
+    x = torch.cat([F.one_hot(labels, 4).flatten(1), torch.zeros(640, 12)], 1) + 0.3 * torch.randn(640, 24, generator=g)
+    return x, labels
+
+
+@bug("averaged-metric")
+def labels_of_heads_are_in_another_order_in_validation():
+    class Net(Heads):
+        def trained(self):
+            return sorted(self.names)
+
+    return Net(), *halves(*three_labels())
+
+
+class Scaled(Table):
+    """Predicts a value in units of its deviation."""
+
+    def __init__(self):
+        super().__init__()
+        self.error, self.square = MeanAbsoluteError(), MeanSquaredError()
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        out = self(x)[:, 0]
+        self.square(out, y)
+        self.rate(out, y)
+        self.log_dict({"val/mse": self.square, "val/mae": self.error})
+
+    def rate(self, out, y):
+        self.error(152 + 77 * out, 152 + 77 * y)
+
+
+@bug("other-units")
+def metric_compares_units_with_deviations():
+    class Net(Scaled):
+        def rate(self, out, y):
+            self.error(152 + 77 * out, y)
+
+    return Net(), *diabetes()
+
+
+class Best(L.Callback):
+    """Puts the weights of the best validation back."""
+
+    best = None
+
+    def on_validation_end(self, trainer, pl_module):
+        value = float(trainer.callback_metrics["val/loss"])
+        if self.best is None or value < self.best[0]:
+            self.weights = self.kept(pl_module)
+            self.best = value, trainer.global_step
+
+    def kept(self, pl_module):
+        return copy.deepcopy(pl_module.state_dict())
+
+    def on_fit_end(self, trainer, pl_module):
+        pl_module.load_state_dict(self.weights)
+
+
+class BestOfAll(Best):
+    """The same, but its weights are those that change."""
+
+    def on_validation_end(self, trainer, pl_module):
+        value = float(trainer.callback_metrics["val/loss"])
+        if self.best is None or value < self.best[0]:
+            self.weights = dict(pl_module.state_dict())
+            self.best = value, trainer.global_step
+
+
+@bug("shared-state", callbacks=lambda: [BestOfAll()])
+def best_weights_are_a_dictionary_of_those_that_change():
+    return Base(), *digits()
+
+
+@bug("loads-nothing")
+def part_draws_the_weights_that_it_has_loaded_again():
+    class Part(nn.Module):
+        def __init__(self, weights):
+            super().__init__()
+            self.body, self.head = nn.Linear(64, 32), nn.Linear(32, 10)
+            if weights is not None:
+                self.body.load_state_dict(weights)
+            self.apply(self.init)
+
+        @staticmethod
+        def init(layer):
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.05)
+
+        def forward(self, x):
+            return self.head(self.body(x.flatten(1)).relu())
+
+    class Net(Base):
+        def network(self):
+            return Part(nn.Linear(64, 32).state_dict())
+
+    return Net(), *digits()
