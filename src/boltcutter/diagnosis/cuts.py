@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from boltcutter.diagnosis.addends import AddendFinder
-from boltcutter.diagnosis.calls import LOSSES, Remark, remarks
+from boltcutter.diagnosis.calls import LOSSES, LossCalls, Remark, remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.comparisons import Comparisons
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
@@ -112,10 +112,13 @@ class Cuts(TorchFunctionMode):
         given = tensors_of([args, kwargs])
         result = function(*args, **kwargs)
         if self.error is None:
+            LossCalls.is_paused = True
             try:
                 self._follow(function, name, args, kwargs, given, result)
             except Exception as error:  # which is not the user's, in whose step this is
                 self.error = error
+            finally:
+                LossCalls.is_paused = False
         return result
 
     def _follow(self, function: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
