@@ -474,6 +474,7 @@ class Watch:
         self.folder, self.timeout, self.leader = folder, timeout, leader
         self.members: dict[int, Process] = {}
         self.seen: dict[int, tuple[str, float]] = {}  # of each process: its last facts, and since when
+        self.withdrawn = set[int]()  # processes without an announcement at the last look
         self.attempt: Any = None
         self.failed = 0.0  # when a rank has failed or vanished; 0: none has
         self.reported = 0.0  # when a run without progress was; 0: not since it has made some
@@ -541,8 +542,15 @@ class Watch:
             if state == "failed" or (not alive and state != "done"):
                 self.scan(now, at_once=True)  # for others that have just started
                 self.failed = self.failed or now
-            if not alive or not self._keeps(one):
+            was_gone = pid in self.withdrawn
+            if self._keeps(one):
+                self.withdrawn.discard(pid)
+            else:
+                self.withdrawn.add(pid)
+            # One that runs may be looked at while it announces itself anew.
+            if not alive or (pid in self.withdrawn and (was_gone or state in ("done", "failed"))):
                 del self.members[pid]
+                self.withdrawn.discard(pid)
                 one.close()
                 if not alive and state != "done":
                     self.end_children(one.pid)
