@@ -107,6 +107,9 @@ IN_PLACE = {
     "diagnosis/ranks": {
         "_get_default_store": "facts of ranks, for which none waits",
     },
+    "diagnosis/balances": {
+        "_backward_hooks": "a weight whose gradient a hook may change is not rated",
+    },
     "diagnosis/layers": {
         "_forward_hooks": "how many hooks there are, which must not grow",
         "_forward_pre_hooks": "the same",

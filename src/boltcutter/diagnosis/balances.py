@@ -42,7 +42,11 @@ def learned_weight(seen: Evidence) -> Lines:
         return
     if any(g.get("maximize") for o in seen.optimizers for g in o.param_groups) or says(seen.module, POLICIES):
         return
-    weights = [(n, p) for n, p in _beside_layers(seen.module) if id(p) in seen.owned and not p._backward_hooks]
+    weights = [
+        (n, p)
+        for n, p in _beside_layers(seen.module)
+        if id(p) in seen.owned and not getattr(p, "_backward_hooks", None)
+    ]
     directions = _directions(probe, [p for _, p in weights]) if weights else []
     moved = [(n, p, d) for (n, p), d in zip(weights, directions, strict=False) if d]
     if not moved:

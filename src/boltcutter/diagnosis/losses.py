@@ -467,9 +467,9 @@ def initial_loss(seen: Evidence) -> Lines:
         return
     for loss in losses(seen, "nll_loss"):
         value, count = loss.mean_nll(), loss.num_classes or 1
-        if value is None or count < 2 or _has_cosines(seen.graph):
+        if value is None or count < 2:
             continue
-        if value > math.log(count) + SURPRISING:
+        if value > math.log(count) + SURPRISING and not _has_cosines(seen.graph):
             is_pretrained = any(seen.parameters[name].ndim > 1 for name in seen.frozen)
             embeddings = [m for m in seen.module.modules() if isinstance(m, nn.Embedding) and len(m.weight) == count]
             yield Line(

@@ -379,7 +379,7 @@ def _is_own_object(value: Any) -> bool:
 
 def _value_of(metric: Metric) -> Any:
     """The value of a metric for its last batch; of one that was only updated, that of all that it has."""
-    cached = metric._forward_cache
+    cached = getattr(metric, "_forward_cache", None)
     if cached is not None:
         return cached
     with suppress(Exception), warnings.catch_warnings():

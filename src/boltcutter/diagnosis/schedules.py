@@ -282,9 +282,12 @@ def _is_pure(function: Any) -> bool:
     names = {step.opname for step in dis.get_instructions(function)}
     if names & {"STORE_GLOBAL", "STORE_DEREF"}:
         return False
+    used = inspect.getclosurevars(function)
     return all(
-        value is not function and (_is_constant(value) or (_is_config(value) and _only_reads(function, value)))
-        for value in _used(function)
+        isinstance(value, CONSTANTS)
+        or (value is not function and inspect.isroutine(value) and _is_pure(value))
+        or (_is_config(value) and _only_reads(function, value))
+        for value in (*used.nonlocals.values(), *used.globals.values(), *(function.__defaults__ or ()))
     )
 
 
@@ -299,18 +302,11 @@ def _only_reads(function: Any, owner: Any) -> bool:
     members = {step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")}
     calls = any(inspect.isroutine(inspect.getattr_static(owner, str(name), None)) for name in members)
     writes = any(step.opname.startswith(("STORE_", "DELETE_")) and "FAST" not in step.opname for step in steps)
-    others = (value for value in _used(function) if value is not owner)
-    return not (calls or writes or members & CHANGING) and all(map(_is_constant, others))
-
-
-def _used(function: Any) -> tuple[Any, ...]:
-    """What a function refers to, and its default values."""
     used = inspect.getclosurevars(function)
-    return (*used.nonlocals.values(), *used.globals.values(), *(function.__defaults__ or ()))
-
-
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, CONSTANTS) or (inspect.isroutine(value) and _is_pure(value))
+    return not (calls or writes or members & CHANGING) and all(
+        value is owner or isinstance(value, CONSTANTS) or (inspect.isroutine(value) and _is_pure(value))
+        for value in (*used.nonlocals.values(), *used.globals.values(), *(function.__defaults__ or ()))
+    )
 
 
 def _twin(seen: Evidence, scheduler: Any) -> Any:
