@@ -42,11 +42,7 @@ def learned_weight(seen: Evidence) -> Lines:
         return
     if any(g.get("maximize") for o in seen.optimizers for g in o.param_groups) or says(seen.module, POLICIES):
         return
-    weights = [
-        (n, p)
-        for n, p in _beside_layers(seen.module)
-        if id(p) in seen.owned and not getattr(p, "_backward_hooks", None)
-    ]
+    weights = [(n, p) for n, p in _beside_layers(seen.module) if id(p) in seen.owned and not p._backward_hooks]
     directions = _directions(probe, [p for _, p in weights]) if weights else []
     moved = [(n, p, d) for (n, p), d in zip(weights, directions, strict=False) if d]
     if not moved:
@@ -162,7 +158,7 @@ def whole_ramp(seen: Evidence) -> Lines:
             text = " ".join(ast.unparse(node).split())[:80]
             yield Line(
                 f"`{text}` ({function.__qualname__}, line {line}) is 0 in the whole training of {epochs} epochs, as "
-                "// gives whole numbers, so the ramp never begins; divide by /",
+                "it is a whole number, so the ramp never begins; divide by /, without // or int()",
                 subject=f"{function.__qualname__}:{line}",
             )
             return

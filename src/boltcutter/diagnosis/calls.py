@@ -35,7 +35,7 @@ OPTIONS = {
     "reduction": "mean",
 }
 RESHAPES = frozenset(("view", "reshape", "flatten", "unflatten"))
-DIFFERENCES = frozenset(("sub", "__sub__", "rsub", "__rsub__"))
+DIFFERENCES = frozenset(("sub", "__sub__", "rsub", "__rsub__", "subtract"))
 EQUALITIES = frozenset(("eq", "__eq__", "ne", "__ne__"))
 CASTS = frozenset(("float", "double", "to", "type", "int", "long"))
 MEANS = frozenset(("mean", "sum"))

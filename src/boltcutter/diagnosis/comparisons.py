@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from boltcutter.diagnosis.calls import remarks
+from boltcutter.diagnosis.calls import DIFFERENCES, remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.graph import REGRESSIONS
 from boltcutter.diagnosis.results import is_part
 
 # What leaves values what they are.
@@ -25,10 +26,8 @@ VIEWS = frozenset(
     )
 )
 SCALES = frozenset(("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "rad2deg", "deg2rad"))
-DIFFERENCES = frozenset(("sub", "__sub__", "__rsub__", "subtract", "rsub"))
-ERRORS = frozenset(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"))
 KEEPS = frozenset(("abs", "square", "pow", "__pow__", "sqrt", "absolute", *VIEWS, *SCALES))
-MEANS = frozenset(("mean", "sum", "nanmean", "median", *ERRORS))
+MEANS = frozenset(("mean", "sum", "nanmean", "median", *REGRESSIONS))
 EQUALS = frozenset(("eq", "__eq__", "isin", "ne", "__ne__"))
 PICKS = frozenset(("topk", "argmax", "argsort", "sort", "max"))
 LOGITS = frozenset(("matmul", "__matmul__", "linear", "mm", "addmm", "einsum", "cosine_similarity", "clamp"))
@@ -122,10 +121,10 @@ class Comparisons:
                 self.angles[found[0]] = self.angles[first] * factor
             elif self._is_part(first):
                 self.parts[found[0]] = True
-        elif len(given) > 1 and name in DIFFERENCES | ERRORS:
+        elif len(given) > 1 and (name in DIFFERENCES or name in REGRESSIONS):
             for one, other in (given[:2], given[1::-1]):
                 if one in self.angles and self._is_part(other) and (text := _how_far(other, self.angles[one])):
-                    turn = Turn(text, is_averaged=name in ERRORS)
+                    turn = Turn(text, is_averaged=name in REGRESSIONS)
                     self.all_turns.append(turn)
                     if name in DIFFERENCES:
                         self.turns[found[0]] = turn

@@ -33,7 +33,6 @@ READS = frozenset(("__get__", "size", "dim", "numel", "__len__", "detach"))
 FILLED = frozenset(("ones_like", "zeros_like", "full_like", "empty_like", *NOISES))
 EXTREMES = frozenset(("min", "max", "amin", "amax"))
 MEAN_LOSSES = frozenset(("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"))
-ERRORS = frozenset(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"))
 PRODUCTS = frozenset(("mul", "__mul__", "__rmul__", "multiply"))
 CONVERSIONS = frozenset(("float", "double", "half", "to", "type"))
 VIEWS = frozenset(("__getitem__", "squeeze", "unsqueeze", "view", "reshape", "round", "clamp", "contiguous", "flatten"))
@@ -386,7 +385,7 @@ class Cuts(TorchFunctionMode):
         is_mean = found[0].requires_grad and found[0].ndim == 0 < given[0].ndim and given[0].numel() > 1
         if name in MEAN_LOSSES and is_mean and len(given[0]) > 1:
             self.means[found[0]], self.shapes[found[0]] = "mean", given[0].shape
-        elif name in ERRORS and is_mean and len(given[0]) > 1:
+        elif name in REGRESSIONS and is_mean and len(given[0]) > 1:
             self.means[found[0]], self.shapes[found[0]] = "error", given[0].shape
         elif name == "mean" and is_mean and given[0] in self.errors and self.errors[given[0]] == "distance":
             self.shapes[found[0]] = given[0].shape

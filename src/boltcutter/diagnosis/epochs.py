@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import math
 import random
@@ -24,6 +25,7 @@ from boltcutter.diagnosis.inputs import NOT_ADDITIVE
 from boltcutter.diagnosis.loaders import items
 from boltcutter.diagnosis.probe import Probe, Trace, copy_batch, kept, seeded, without_effects
 from boltcutter.diagnosis.reruns import WRITES
+from boltcutter.diagnosis.samples import SEEDS
 from boltcutter.diagnosis.source import codes_of, codes_of_users
 
 MOST = 48  # samples
@@ -46,8 +48,6 @@ def depends_on_batches(seen: Evidence) -> Lines:
     dataset = getattr(loader, "dataset", ())
     if seen.probe is None or not isinstance(size, int) or size < 2 or not samples or len(dataset) <= size:
         return
-    if seen.probe.base("validation_step").has_generator:
-        return  # which may draw samples for each batch
     last = len(dataset) % size * (not getattr(loader, "drop_last", False))
     count = len(samples)
     ways = ([count], [count // 2] * 2, [count // 3 * 2, count // 3])
@@ -77,6 +77,8 @@ def depends_on_batches(seen: Evidence) -> Lines:
             )
             return
         is_convex = bool(CONVEX.search(name))
+        if not is_same(one, two) and _draws_samples(seen.probe):
+            continue
         if not is_same(one, two) and (NOT_ADDITIVE.search(name) or is_convex):
             yield Line(
                 f"{name} is {two:.4g} as a mean of two halves of {count} validation samples, and {one:.4g} of all of "
@@ -85,6 +87,12 @@ def depends_on_batches(seen: Evidence) -> Lines:
                 subject=name,
             )
             return
+
+
+def _draws_samples(probe: Probe) -> bool:
+    """Whether a validation may draw samples for each batch, such as negatives, that are the same each time."""
+    code = inspect.unwrap(type(probe.module).validation_step).__code__
+    return bool(SEEDS & {*code.co_names}) or probe.draws_by_itself("validation_step")
 
 
 @check("metric-not-reset", "likely", at="trial")

@@ -368,7 +368,7 @@ def norm_scale(seen: Evidence) -> Lines:
     found = []
     for name, layer in seen.module.named_modules():
         weight = getattr(layer, "weight", None)
-        if not re.search("norm", type(layer).__name__, re.IGNORECASE) or not isinstance(weight, nn.Parameter):
+        if not isinstance(layer, NORMS) or not isinstance(weight, nn.Parameter):  # others may add 1 to theirs
             continue
         if (
             weight.ndim == 1

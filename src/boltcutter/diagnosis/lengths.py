@@ -10,9 +10,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from boltcutter.diagnosis.calls import remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.temperatures import DIVISIONS
 
 PRODUCTS = frozenset(("matmul", "__matmul__", "mm"))
-DIVISIONS = frozenset(("div", "__truediv__", "true_divide", "divide"))
 NORMS = frozenset(("norm", "vector_norm", "linalg_norm", "linalg_vector_norm"))
 
 

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from boltcutter.diagnosis.calls import remarks
+from boltcutter.diagnosis.calls import COMPARISONS, DIFFERENCES, remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.temperatures import PRODUCTS
 
-PRODUCTS = frozenset(("mul", "__mul__", "__rmul__", "multiply"))
 SUMS = frozenset(("add", "__add__", "__radd__"))
-COMPARE = frozenset((*REGRESSIONS, "sub", "__sub__", "__rsub__", "rsub", "subtract"))
-COMPARISONS = frozenset(("lt", "__lt__", "less", "gt", "__gt__", "greater", "le", "__le__", "ge", "__ge__"))
+COMPARE = frozenset((*REGRESSIONS, *DIFFERENCES))
 FEWEST = 16  # numbers that are drawn
 CHANCES = (0.01, 0.99)  # with which something is to happen
 

@@ -187,6 +187,12 @@ class Probe:
             self._base[kind, training] = self.run(kind, self.batches[kind], training=training)
         return self._base[kind, training]
 
+    def draws_by_itself(self, kind: str) -> bool:
+        """Whether a step draws by a generator of its own, or by one that it seeds, so that its numbers are the same."""
+        base, other = self.base(kind, training=False), self.repeated(kind, seed=1)
+        is_seeded = base.random is not None and other.random is not None and torch.equal(base.random, other.random)
+        return base.has_generator or is_seeded
+
     def forget(self) -> None:
         """Release what layers computed; the calls of loss functions are kept."""
         self._repeated.clear()

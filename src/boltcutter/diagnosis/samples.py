@@ -163,10 +163,7 @@ def position(seen: Evidence) -> Lines:
     if any(id(v) not in known and count in v.shape for v in tensors_of(kept)):
         return  # a state for each place in the batch, as of a recurrent network, is meant to stay there
     other_seed = probe.repeated(kind, seed=1)
-    is_seeded = (
-        base.random is not None and other_seed.random is not None and torch.equal(base.random, other_seed.random)
-    )
-    if base.has_generator or is_seeded or any(SEEDS & {*code.co_names} for code in codes_of(module)):
+    if probe.draws_by_itself(kind) or any(SEEDS & {*code.co_names} for code in codes_of(module)):
         return  # noise for each place of the batch, the same each time
     flipped = probe.run(kind, take(probe.batches[kind], torch.arange(count).flip(0)), training=False)
     names = [name for name, _ in base.tensors]

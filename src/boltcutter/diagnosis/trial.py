@@ -99,7 +99,7 @@ class Trial(Invariants):
         """End the training after enough steps."""
         self._batches += 1
         enough = FIRST * trainer.accumulate_grad_batches
-        if self._seen is not None and not pl_module.automatic_optimization and not trainer.global_step:
+        if self._seen is not None and not pl_module.automatic_optimization and not self._seen.step:
             enough = MOST_BATCHES  # as gradients of several batches are added by hand
         if self._batches >= enough or monotonic() > self._end:
             trainer.should_stop = True

@@ -316,13 +316,24 @@ def gradients_of_many_batches_are_added_by_hand():
     return Net(), *digits(960, 320)
 
 
+class Anomalies(Masked):
+    """Its validation draws negatives for each batch, the same ones each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.area = BinaryAUROC()
+
+    def validation_step(self, batch, batch_idx):
+        x = batch[0].flatten(1)
+        torch.manual_seed(batch_idx)
+        scores = torch.cat([-(self(each) - each).square().mean(1) for each in (x, torch.rand_like(x))])
+        self.area(scores.sigmoid(), torch.arange(2).repeat_interleave(len(x)))
+        self.log("val/auroc", self.area)
+
+
 @no_bug()
 def negatives_are_drawn_for_each_batch_of_validation():
-    class Net(Masked):
-        def __init__(self):
-            super().__init__()
-            self.area = BinaryAUROC()
-
+    class Net(Anomalies):
         def validation_step(self, batch, batch_idx):
             x = batch[0].flatten(1)
             noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(batch_idx))
@@ -331,6 +342,54 @@ def negatives_are_drawn_for_each_batch_of_validation():
             self.log("val/auroc", self.area)
 
     return Net(), *digits()
+
+
+@no_bug()
+def negatives_are_drawn_after_a_seed():
+    return Anomalies(), *digits()
+
+
+@no_bug()
+def negatives_are_drawn_by_numpy():
+    class Net(Anomalies):
+        def validation_step(self, batch, batch_idx):
+            x = batch[0].flatten(1)
+            noise = torch.tensor(np.random.default_rng(batch_idx).random(x.shape), dtype=torch.float32)
+            scores = torch.cat([-(self(each) - each).square().mean(1) for each in (x, noise)])
+            self.area(scores.sigmoid(), torch.arange(2).repeat_interleave(len(x)))
+            self.log("val/auroc", self.area)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def norm_adds_one_to_its_scales():
+    class Norm(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = nn.Parameter(0.02 * torch.randn(width))
+
+        def forward(self, x):
+            return F.rms_norm(x, x.shape[-1:]) * (1 + self.weight)
+
+    class Net(Base):
+        def network(self):
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), Norm(64), nn.ReLU(), nn.Linear(64, 10))
+
+    return Net(), *digits()
+
+
+@no_bug()
+def gradients_of_many_batches_are_added_by_an_own_optimizer():
+    class Net(Manual):
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            self.manual_backward(self.loss(*batch) / 12)
+            if (batch_idx + 1) % 12 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return Net(), *digits(960, 320)
 
 
 @no_bug()
