@@ -122,6 +122,21 @@ def frozen_changes(seen: Evidence) -> Lines:
         )
 
 
+@check("nonfinite-gradient", "certain", at="step")
+def nonfinite_weights(seen: Evidence) -> Lines:
+    """Steps of an optimizer have made weights NaN or infinite, which were finite at the start."""
+    assert seen.update is not None
+    update = seen.update
+    lost = [n for n, moved in (update.moved or {}).items() if not math.isfinite(moved)]
+    names = [n for n in lost if n in seen.start and bool(seen.start[n].isfinite().all())]
+    if names:
+        yield (
+            f"{some(names)} is NaN or infinite by step {update.number} of {_name(update)}, after a gradient that is "
+            "not finite, and nothing is learned from then on; add a small number within sqrt, log and divisions, or "
+            "lower the rate"
+        )
+
+
 @check("huge-update", "likely", at="step")
 def huge_update(seen: Evidence) -> Lines:
     """At three looks, the median matrix changed in one step by twice its size, or twice 1 / sqrt(fan-in)."""

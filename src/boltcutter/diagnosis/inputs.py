@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from boltcutter.diagnosis.calls import named_parts, remarks
-from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.graph import name_of, nodes_behind, saved
 from boltcutter.diagnosis.loaders import digests, items
@@ -173,6 +173,44 @@ def input_gradients(seen: Evidence) -> list[tuple[int, Tensor, Tensor]]:
             probe.run("training_step", batch, training=True, record=False, then=differentiate)
     gradients = zip(parts, found, strict=False)
     return [(j, leaves[j], grad) for j, grad in gradients if grad is not None and bool(grad.any())]
+
+
+@check("nonfinite-gradient", "certain", at="probe")
+def nonfinite_gradient(seen: Evidence) -> Lines:
+    """The loss of the first batch is finite, and the gradient of a weight is not; names where it arises."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
+        return
+    weights = {name: p for name, p in probe.module.named_parameters() if p.requires_grad}
+    lost, places = list[str](), list[str]()
+
+    def watch(node: Any) -> Any:
+        def look(results: Any, given: Any) -> None:
+            if not places and _is_finite(given) and not _is_finite(results):
+                places.append(name_of(node))
+
+        return node.register_hook(look)
+
+    def differentiate(loss: Any) -> None:
+        if isinstance(loss, Tensor) and loss.grad_fn is not None and loss.numel() == 1 and bool(loss.isfinite()):
+            hooks = [watch(node) for node in nodes_behind(loss.grad_fn)]
+            found = torch.autograd.grad(loss, [*weights.values()], allow_unused=True)
+            lost.extend(n for n, g in zip(weights, found, strict=True) if not _is_finite([g]))
+            for hook in hooks:
+                hook.remove()
+
+    if weights:
+        probe.run("training_step", probe.batches["training_step"], training=True, record=False, then=differentiate)
+    if lost:
+        place = f"the derivative of {places[0].lower()}" if places else "a derivative"
+        yield (
+            f"the loss is finite, but the gradient of {some(lost)} is not, as {place} is NaN or infinite, as at 0 or "
+            "in a branch that where() leaves out; add a small number, or clamp, before it"
+        )
+
+
+def _is_finite(tensors: Any) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors if isinstance(t, Tensor))
 
 
 @check("constant-input", "certain", at="probe")

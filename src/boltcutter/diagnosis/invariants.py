@@ -615,8 +615,9 @@ class Watch:
         self.stepped.setdefault(key, set()).add(self.backward_passes)
         cleared = self.cleared.pop(key, not known) if known else True
         cleared = not self.added.pop(key, False) or cleared
+        rate = max((float(group.get("lr", 1.0)) for group in optimizer.param_groups), default=1.0)
         update = Update(
-            optimizer, number, named, set(with_gradient), live, None, {}, learning_rate(optimizer), 0.0, cleared,
+            optimizer, number, named, set(with_gradient), live, None, {}, rate, 0.0, cleared,
             self.had_gradient.pop(key, False), of_others, self.lost.pop(key, 0), dropped,
         )  # fmt: skip
         seen.steps[key].rated |= update.rate != 0
@@ -670,9 +671,15 @@ class Watch:
             return
         change = joined(after) - copied
         moved, size = torch.stack([norms(change, after), norms(copied, after)]).tolist()
+        known = {  # a frozen one may hold infinities, as a mask does
+            n
+            for n, each in zip(views, size, strict=True)
+            if n in update.parameters
+            and views[n].numel()
+            and (math.isfinite(each) or update.parameters[n].requires_grad)
+        }
         update.moved, update.size = (
-            {n: each for n, each in zip(views, part, strict=True) if views[n].numel() and n in update.parameters}
-            for part in (moved, size)
+            {n: each for n, each in zip(views, part, strict=True) if n in known} for part in (moved, size)
         )
         for name, moved_by in update.moved.items():
             if update.parameters[name].ndim > 1 and update.size[name] and update.rate > 0:
@@ -705,11 +712,6 @@ def stuck(update: Update, names: list[str], change: Mapping[str, Tensor]) -> flo
             with_gradient += float(live.sum())
             unchanged += float((live & (change[name] == 0)).sum())
     return unchanged / max(with_gradient, 1.0)
-
-
-def learning_rate(optimizer: Optimizer) -> float:
-    """The largest of its groups."""
-    return max((float(group.get("lr", 1.0)) for group in optimizer.param_groups), default=1.0)
 
 
 class ForwardHook:
