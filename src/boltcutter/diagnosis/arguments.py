@@ -16,7 +16,7 @@ from torch.utils.data import Subset
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric
 from boltcutter.diagnosis.samples import depends_on_padding
-from boltcutter.diagnosis.source import codes, functions_beside, is_function, own_classes, tree_of
+from boltcutter.diagnosis.source import codes, functions_beside, is_function, members, own_classes, tree_of
 from boltcutter.diagnosis.statements import called_name
 
 # Words that mean the same.
@@ -88,8 +88,8 @@ def code_of(seen: Evidence) -> Iterator[Code]:
             classes.add(cls)
             used = {name for code in codes(cls) for name in code.co_names}
             beside = [f for f in functions_beside(cls) if f.__name__ in used]
-            members = [(owner, getattr(value, "__func__", value)) for value in vars(cls).values()]
-            for holder, function in (*members, *((None, function) for function in beside)):
+            own = [(owner, getattr(value, "__func__", value)) for each, value in members(type(owner)) if each is cls]
+            for holder, function in (*own, *((None, function) for function in beside)):
                 if not is_function(function) or function.__code__ in known:
                     continue
                 known.add(function.__code__)

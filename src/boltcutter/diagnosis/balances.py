@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import math
 import re
 import types
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.probe import Probe, Trace
-from boltcutter.diagnosis.source import own_classes, says, tree_of
+from boltcutter.diagnosis.source import members, own_classes, says, tree_of
 from boltcutter.structure import flatten, with_tensors
 
 MOST_VALUES = 16  # of a parameter that weighs terms
@@ -166,8 +165,7 @@ def whole_ramp(seen: Evidence) -> Lines:
 
 def _functions(module: nn.Module) -> Iterator[types.FunctionType]:
     for part in module.modules():
-        for name in {name: None for cls in own_classes(type(part)) for name in vars(cls)}:
-            value = inspect.getattr_static(type(part), name)  # of the last class that has it
+        for _, value in members(type(part)):
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
             if isinstance(function, types.FunctionType):
                 yield function

@@ -156,6 +156,16 @@ def own_classes(cls: type) -> list[type]:
     return [c for c in cls.__mro__ if not f"{c.__module__}.".startswith(LIBRARIES)]
 
 
+def members(cls: type) -> Iterator[tuple[type, Any]]:
+    """What a class and its bases define, with the class that does, but not what another class on the way replaces."""
+    hidden = set[str]()
+    for each in own_classes(cls):
+        found = {name: value for name, value in vars(each).items() if name not in hidden}
+        yield from ((each, value) for value in found.values())
+        # One that calls super() replaces nothing.
+        hidden.update(name for name, value in found.items() if not any("super" in c.co_names for c in _codes(value)))
+
+
 @cache
 def codes(cls: type) -> tuple[types.CodeType, ...]:
     """The code of all methods of a class, but of those that create its modules and optimizers."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.source import codes_of, is_function, own_classes, tree_of
+from boltcutter.diagnosis.source import codes_of, is_function, members, own_classes, tree_of
 
 WITH_WEIGHTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 LARGE = 128  # values, whose spread is known to a few percent
@@ -92,15 +92,14 @@ def functions_of(module: nn.Module) -> Iterator[Place]:
     """The methods of the classes of a module and its parts, without those of installed packages."""
     seen = set[types.CodeType]()
     for part in module.modules():
-        for cls in own_classes(type(part)):
-            for value in vars(cls).values():
-                function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
-                if not isinstance(function, types.FunctionType) or function.__code__ in seen:
-                    continue
-                seen.add(function.__code__)
-                tree = tree_of(function)
-                if tree is not None:
-                    yield Place(f"{cls.__name__}.{function.__name__}", tree, part, function.__code__.co_firstlineno)
+        for cls, value in members(type(part)):
+            function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
+            if not isinstance(function, types.FunctionType) or function.__code__ in seen:
+                continue
+            seen.add(function.__code__)
+            tree = tree_of(function)
+            if tree is not None:
+                yield Place(f"{cls.__name__}.{function.__name__}", tree, part, function.__code__.co_firstlineno)
 
 
 @check("no-effect", "certain", at="probe")

@@ -4,7 +4,7 @@ import math
 
 import torch
 from programs import Base, digits, no_bug
-from programs.planted.twentysixth import Distances, Norms
+from programs.planted.twentysixth import Bounded, Distances, Norms
 from torch import nn
 from torch.nn import functional as F
 
@@ -70,5 +70,14 @@ def a_batch_that_is_skipped():
             grads = [p.grad for p in self.parameters() if p.grad is not None]
             if not all(g.isfinite().all() for g in grads):
                 self.zero_grad()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def a_method_with_a_mistake_is_replaced():
+    class Net(Bounded):
+        def bounded(self, x):
+            return (x + 0.1).clamp(0, 1)
 
     return Net(), *digits()

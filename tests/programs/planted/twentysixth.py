@@ -1,4 +1,4 @@
-"""Gradients that are NaN or infinite where the loss is a number."""
+"""Gradients that are NaN or infinite where the loss is a number, and methods that a subclass extends."""
 
 import torch
 from programs import Base, LossOnly, bug, digits
@@ -75,5 +75,26 @@ def not_a_number_from_the_sixth_step():
             if self.training and self.global_step >= 5:
                 loss = loss + 0.1 * (out - out.detach()).norm(dim=1).mean() + 0.1 * (out - out).square().sum().sqrt()
             return loss
+
+    return Net(), *digits()
+
+
+class Bounded(LossOnly):
+    """Digits with noise."""
+
+    def bounded(self, x):
+        x = x + 0.1
+        x.clamp(0, 1)
+        return x
+
+    def loss(self, x, y):
+        return F.cross_entropy(self(self.bounded(x)), y)
+
+
+@bug("no-effect")
+def result_is_dropped_in_a_method_that_is_extended():
+    class Net(Bounded):
+        def bounded(self, x):
+            return super().bounded(x) * 0.9
 
     return Net(), *digits()
