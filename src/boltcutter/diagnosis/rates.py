@@ -9,13 +9,18 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning
+from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import MultiplicativeLR
 
-from boltcutter.diagnosis.checks import Lines, check
+from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.gradients import callbacks
+from boltcutter.diagnosis.optimizers import missing
 from boltcutter.diagnosis.schedules import MAX_CALLS, rates_of, schedules
-from boltcutter.diagnosis.statements import is_initial
+from boltcutter.diagnosis.source import depends_on_time
+from boltcutter.diagnosis.statements import fan_of, is_initial
 from boltcutter.internals import foreach_norm
 
 BODY = re.compile(r"(^|[._])(backbone|pretrained|trunk|base_model|encoder|feature_extractor)([._]|$)")
@@ -27,6 +32,7 @@ FEWEST_BATCHES = 10
 FEWEST_FACTORS = 4  # rates
 SAME = 1e-3  # relative
 LEAST = 1e-9  # change of a factor
+LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 COUNTED = ("base_lrs", "last_epoch", "_step_count", "_last_lr", "lr_lambdas")
 
 
@@ -49,6 +55,50 @@ def group_rates(seen: Evidence) -> Lines:
                     f"{one} has a learning rate of {body:g}, and {other}, which begins anew, one of {head:g}: are the "
                     "rates of the groups exchanged?"
                 )
+
+
+@check("in-no-optimizer", "likely", at="probe")
+def left_out_between(seen: Evidence) -> Lines:
+    """Layers that begin anew, and get a gradient, are in no optimizer, but those before and behind them are."""
+    probe, lacking = seen.probe, {id(seen.parameters[n]): n for n in missing(seen)}
+    if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
+        return
+    if not lacking or depends_on_time(seen.module) or any(isinstance(c, BaseFinetuning) for c in callbacks(seen)):
+        return
+    called: list[tuple[nn.Module, set[int]]] = []
+
+    def keep(part: nn.Module, given: Any, output: Any) -> None:
+        called.append((part, {id(p) for p in part.parameters()}))
+
+    parts = [m for m in probe.module.modules() if isinstance(m, LINEAR)]
+    hooks = [m.register_forward_hook(keep) for m in parts]
+    gradients: dict[int, Tensor] = {}
+
+    def differentiate(loss: Any) -> None:
+        if isinstance(loss, Tensor) and loss.grad_fn is not None and loss.numel() == 1:
+            weights = [p for p in probe.module.parameters() if p.requires_grad]
+            found = torch.autograd.grad(loss, weights, allow_unused=True)
+            gradients.update({id(p): g for p, g in zip(weights, found, strict=True) if g is not None})
+
+    try:
+        probe.run("training_step", probe.batches["training_step"], training=True, record=False, then=differentiate)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(called) < 3 or called[0][1] & lacking.keys() or called[-1][1] & lacking.keys():
+        return
+    between = [part for part, own in called if own and own <= lacking.keys()]
+    matrices = [(part.weight, fan_of(part, part.weight)) for part in between if isinstance(part.weight, Tensor)]
+    if matrices and all(
+        is_initial(w, fan) and id(w) in gradients and bool(gradients[id(w)].any()) for w, fan in matrices
+    ):
+        names = sorted({lacking[key] for key in lacking.keys() & gradients.keys()})
+        yield Line(
+            f"{some(names)} begins with random values and gets gradients, but is in no optimizer, while the layers "
+            "before and behind it are; add it to the parameters in configure_optimizers, or freeze it with "
+            "requires_grad_(False)",
+            subject="between",
+        )
 
 
 @check("barely-trained", "likely", at="probe")

@@ -204,12 +204,15 @@ def parts_misaligned(seen: Evidence) -> Lines:
             orders: dict[int, list[list[int]]] = {}  # by the part of the sample, which may be there in several orders
             for part, order in filter(None, (_order_of(t, leaves) for t in batch)):
                 orders.setdefault(part, []).append(order)
+            if order := _order_of_labels(samples, collate):
+                orders.setdefault(-1, []).append(order)
             first = next(iter(orders.values()), [])
             other = next((each[0] for each in orders.values() if not any(order in first for order in each)), None)
             if other is not None and len(set(other)) == len(set(first[0])) == COLLATED:
+                row = next(i for i, pair in enumerate(zip(first[0], other, strict=True)) if pair[0] != pair[1])
                 yield Line(
-                    f"collate_fn of {name} gives parts of a batch in different orders: the first row of one is sample "
-                    f"{first[0][0]} of the list, that of another one is sample {other[0]}; sort the samples before "
+                    f"collate_fn of {name} gives parts of a batch in different orders: row {row} of one is sample "
+                    f"{first[0][row]} of the list, that of another one is sample {other[row]}; sort the samples before "
                     "they are taken apart",
                     subject=name,
                 )
@@ -222,6 +225,31 @@ def _order_of(rows: Tensor, leaves: list[list[Tensor]]) -> tuple[int, list[int]]
         if all(len(each) == 1 for each in owners):
             return j, [each[0] for each in owners]
     return None
+
+
+def _order_of_labels(samples: list[Any], collate: Any) -> list[int]:
+    """Of which sample the label of each row is: the row that changes if this sample gets another label; or empty."""
+    owners: dict[int, int] = {}
+    parts = [t for t in flatten(collate(samples)) if isinstance(t, Tensor)]
+    for i, sample in enumerate(samples):
+        if (
+            not isinstance(sample, tuple)
+            or not isinstance(sample[-1], NUMBERS)
+            or torch.as_tensor(sample[-1]).numel() > 1
+        ):
+            return []
+        other = next((each[-1] for each in samples if float(each[-1]) != float(sample[-1])), None)
+        if other is None:
+            return []
+        new = collate([(*each[:-1], other) if each is sample else each for each in samples])
+        pairs = zip(parts, (t for t in flatten(new) if isinstance(t, Tensor)), strict=True)
+        changed = [
+            [*(a != b).reshape(len(a), -1).any(1).nonzero()[:, 0].tolist()] for a, b in pairs if not torch.equal(a, b)
+        ]
+        if len(changed) != 1 or len(changed[0]) != 1:
+            return []
+        owners[changed[0][0]] = i
+    return [owners[row] for row in range(len(samples))]
 
 
 def _begins_with(row: Tensor, part: Tensor) -> bool:

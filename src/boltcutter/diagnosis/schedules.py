@@ -42,9 +42,9 @@ LOWER = re.compile(
 
 def schedules(seen: Evidence) -> Iterator[tuple[Any, bool, int]]:
     """Each schedule, whether it is called per step, and how often in the training, if that is known and long enough."""
-    trainer = seen.trainer
-    if not seen.module.automatic_optimization:
-        return  # the module calls them
+    trainer, is_called = seen.trainer, not seen.module.automatic_optimization  # by the module
+    if is_called and seen.step < MIN_CALLS:
+        return
     batches, epochs = trainer.num_training_batches, trainer.max_epochs
     if not math.isfinite(batches) or not batches or epochs is None or epochs < 2:
         return
@@ -54,9 +54,15 @@ def schedules(seen: Evidence) -> Iterator[tuple[Any, bool, int]]:
     for config in trainer.lr_scheduler_configs:
         if not isinstance(config.scheduler, ReduceLROnPlateau):
             per_step = config.interval == "step"
+            if is_called:  # by what it did so far
+                done = getattr(config.scheduler, "last_epoch", 0) - seen.calls_of_schedules.get(id(config.scheduler), 0)
+                per_step = done >= seen.step
+                if not per_step:
+                    continue
             yield config.scheduler, per_step, int((steps if per_step else epochs) // max(1, config.frequency))
 
 
+@check("schedule-unit", "certain", at="trial")
 @check("schedule-unit", "certain", at="start")
 def schedule_unit(seen: Evidence) -> Lines:
     """A schedule has the length of the training in steps (to 5%), but is called per epoch, or the reverse."""
@@ -75,6 +81,7 @@ def schedule_unit(seen: Evidence) -> Lines:
                 )
 
 
+@check("schedule-dead", "likely", at="trial")
 @check("schedule-dead", "likely", at="start")
 def schedule_dead(seen: Evidence) -> Lines:
     """On a copy, the rate soon stays below 1/10,000 of its peak, or falls only in as many steps as there are epochs."""
@@ -127,6 +134,7 @@ def schedule_begun(seen: Evidence) -> Lines:
             )
 
 
+@check("schedule-absolute", "likely", at="trial")
 @check("schedule-absolute", "likely", at="start")
 def schedule_absolute(seen: Evidence) -> Lines:
     """The largest factor of LambdaLR in the whole training is the learning rate itself (to 5%)."""
@@ -141,6 +149,7 @@ def schedule_absolute(seen: Evidence) -> Lines:
             )
 
 
+@check("schedule-restarts", "likely", at="trial")
 @check("schedule-restarts", "likely", at="start")
 def schedule_restarts(seen: Evidence) -> Lines:
     """CosineAnnealingLR is shorter than the training, so that the rate is again over half of its peak at the end."""
@@ -243,9 +252,9 @@ def _lengths(scheduler: Any) -> list[int]:
 
 
 def rates_of(seen: Evidence, scheduler: Any, calls: int) -> list[float]:
-    """The rate after each call, of a copy without weights; empty if it cannot be computed."""
-    if not all(_is_pure(function) for function in _functions(scheduler)):
-        return []
+    """The rate after each call of a copy without weights, from now on; empty if it cannot be computed."""
+    if seen.probe is None and not all(_is_pure(function) for function in _functions(scheduler)):
+        return []  # only a trial calls others
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizer has made no step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import re
 import sys
@@ -34,6 +35,21 @@ EFFECTIVE = re.compile(
     r"|(\w+_)?(dropout|drop_rate|drop_prob|p_drop)(_\w+)?|label_smoothing|smoothing|margin|temperature|tau|gamma|betas?"
     r"|class_weights?|pos_weight|warmup\w*|(lambda|weight)_\w+|grad_clip|clip\w*|noise_(std|scale|level))$"
 )
+# Names that other libraries or papers have for what a class of torch reads.
+RATES = {
+    **dict.fromkeys(("learning_rate", "lrate", "LR", "rate", "step_size"), "lr"),
+    **dict.fromkeys(("wd", "decay", "l2", "weightdecay"), "weight_decay"),
+}
+MEANT: dict[str, dict[str, str]] = {
+    "_DropoutNd": dict.fromkeys(("prob", "probability", "rate", "drop", "dropout", "drop_prob", "drop_rate"), "p"),
+    "_NormBase": {"epsilon": "eps", "decay": "momentum", "mom": "momentum", "momentun": "momentum"},
+    "LayerNorm": {"epsilon": "eps"},
+    "GroupNorm": {"epsilon": "eps"},
+    "LeakyReLU": {"slope": "negative_slope", "alpha": "negative_slope"},
+    "CrossEntropyLoss": {"smoothing": "label_smoothing", "weights": "weight", "class_weights": "weight"},
+    "Optimizer": {"lr": "lr", "momentum": "momentum", "weight_decay": "weight_decay", **RATES},
+}
+CLOSE = 0.9
 PASSES = re.compile(r"[(, ]self[,)]")
 MOST_FILES = 200
 MOST_RESULTS = 3
@@ -68,6 +84,56 @@ def unread_argument(seen: Evidence) -> Lines:
                         f"{cls.__name__} takes {name}, but no code reads it, so it has no effect; use it, or remove it",
                         subject=f"{cls.__name__}.{name}",
                     )
+
+
+@check("unread-attribute", "likely", at="trial")
+def unread_attribute(seen: Evidence) -> Lines:
+    """A layer, a parameter or an optimizer is given an attribute or key that nothing reads, beside what torch reads."""
+    text = files_of(seen)
+    owners: list[tuple[str, Any, dict[str, Any]]] = [
+        (name, m, vars(m)) for name, m in seen.module.named_modules() if type(m).__module__.startswith("torch.nn.")
+    ]
+    owners += [(name, p, vars(p)) for name, p in seen.parameters.items()]
+    owners += [(type(o).__name__, o, vars(o)) for o in seen.optimizers if type(o).__module__.startswith("torch.")]
+    for name, owner, given in owners:
+        for key in given:
+            if meant := _meant(owner, key, text):
+                yield Line(
+                    f"{name}.{key} is set, but nothing reads it, so it changes nothing; {_instead(owner, meant)}",
+                    subject=key,
+                )
+    for optimizer in seen.optimizers:
+        for key in {key for group in optimizer.param_groups for key in group if isinstance(key, str)}:
+            meant = RATES.get(key, "")
+            if key not in optimizer.defaults and meant in optimizer.defaults:
+                yield Line(
+                    f'the parameter groups of {type(optimizer).__name__} have "{key}", which it does not read, so it '
+                    f'changes nothing; set "{meant}"',
+                    subject=key,
+                )
+    for tree in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign)):
+        for target in tree.targets:
+            key = target.attr if isinstance(target, ast.Attribute) else ""
+            if key and key != "requires_grad" and difflib.SequenceMatcher(None, key, "requires_grad").ratio() > CLOSE:
+                yield Line(f"`{ast.unparse(target)}` is set, but nothing reads it; write requires_grad", subject=key)
+
+
+def _meant(owner: Any, key: str, text: str) -> str:
+    """What torch reads, where it does not read an attribute that was set; empty if other code may read it."""
+    kind = next((kind.__name__ for kind in type(owner).__mro__ if kind.__name__ in MEANT), "")
+    if not (meant := MEANT.get(kind, {}).get(key, "")):
+        return ""
+    before = r"opt\w*(\(\))?(\.optimizer)?" if kind == "Optimizer" else ""  # a module has a rate, too
+    is_read = re.search(rf"{before}\.{key}\b(?!\s*=[^=])", text) or (
+        not before and re.search(rf"[\"']{key}[\"']", text)
+    )
+    return "" if is_read else meant
+
+
+def _instead(owner: Any, meant: str) -> str:
+    if isinstance(owner, torch.optim.Optimizer):
+        return f'set group["{meant}"] of each group of param_groups'
+    return f"set {meant}"
 
 
 def _first_of_each_class(module: nn.Module) -> Iterator[nn.Module]:
