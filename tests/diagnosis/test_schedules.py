@@ -94,4 +94,4 @@ def evidence(scheduler: Any, module: L.LightningModule) -> Any:
     config = SimpleNamespace(scheduler=scheduler, interval="step", frequency=1)
     trainer = SimpleNamespace(num_training_batches=10, max_epochs=10, lr_scheduler_configs=[config])
     trainer.optimizers = [scheduler.optimizer]
-    return SimpleNamespace(trainer=trainer, total_steps=100, module=module)
+    return SimpleNamespace(probe=None, trainer=trainer, total_steps=100, module=module)

@@ -26,7 +26,8 @@ PROBED = NOTED | {
     *("gradients_are_clipped_to_a_thousandth", "kl_of_log_targets", "kl_of_probabilities", "loss_of_padding"),
     *("mean_over_padded_tags", "normal_of_column", "own_dropout_in_evaluation", "padding_is_a_tag"),
     *("poisson_of_rates", "probabilities_of_a_committee", "state_is_detached_at_each_time", "tanh_of_unscaled"),
-    *("thawed_by_a_callback", "value_of_each_return"),
+    *("thawed_by_a_callback", "value_of_each_return", "layers_between_are_left_out"),
+    *("schedule_of_epochs_by_hand", "cosine_of_epochs_by_hand", "schedule_asks_the_trainer"),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.
 QUICK = {

@@ -23,7 +23,7 @@ from boltcutter.diagnosis.graph import (
     operation_behind,
     saved,
 )
-from boltcutter.diagnosis.source import depends_on_time
+from boltcutter.diagnosis.source import codes_of_users, depends_on_time
 from boltcutter.structure import inputs_of
 
 # What an operation can return.
@@ -440,6 +440,11 @@ def dropout_of_output(seen: Evidence) -> Lines:
             return
 
 
+def joins_later(seen: Evidence) -> bool:
+    """Whether code adds parameters to an optimizer while it trains."""
+    return any("add_param_group" in code.co_names for code in codes_of_users(seen.module, seen.trainer))
+
+
 @check("in-no-optimizer", "likely", at="graph")
 def untrained_head(seen: Evidence) -> Lines:
     """A layer that is in no optimizer gets the output of trained ones, and is smaller than all of these."""
@@ -452,7 +457,7 @@ def untrained_head(seen: Evidence) -> Lines:
         return  # a prompt, or an adapter, of a body that is left as it is
     behind = leaves_behind(seen.loss, {id(seen.parameters[n]) for n in lacking})
     heads = [n for n in lacking if behind.get(id(seen.parameters[n]), set()) & seen.owned]
-    if heads:
+    if heads and not joins_later(seen):
         yield Line(
             f"{some(heads)} is in no optimizer, but its layer gets the output of trained ones, so it stays at its "
             "initial values; pass self.parameters() to the optimizer",

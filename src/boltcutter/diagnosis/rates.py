@@ -9,14 +9,13 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import MultiplicativeLR
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.gradients import callbacks
+from boltcutter.diagnosis.losses import joins_later
 from boltcutter.diagnosis.optimizers import missing
 from boltcutter.diagnosis.schedules import MAX_CALLS, rates_of, schedules
 from boltcutter.diagnosis.source import depends_on_time
@@ -63,7 +62,7 @@ def left_out_between(seen: Evidence) -> Lines:
     probe, lacking = seen.probe, {id(seen.parameters[n]): n for n in missing(seen)}
     if probe is None or "training_step" not in probe.batches or not probe.module.automatic_optimization:
         return
-    if not lacking or depends_on_time(seen.module) or any(isinstance(c, BaseFinetuning) for c in callbacks(seen)):
+    if not lacking or depends_on_time(seen.module) or joins_later(seen):
         return
     called: list[tuple[nn.Module, set[int]]] = []
 
@@ -97,7 +96,7 @@ def left_out_between(seen: Evidence) -> Lines:
             f"{some(names)} begins with random values and gets gradients, but is in no optimizer, while the layers "
             "before and behind it are; add it to the parameters in configure_optimizers, or freeze it with "
             "requires_grad_(False)",
-            subject="between",
+            subject="head",
         )
 
 

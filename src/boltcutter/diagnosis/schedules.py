@@ -88,7 +88,8 @@ def schedule_dead(seen: Evidence) -> Lines:
     for scheduler, per_step, calls in schedules(seen):
         done = min(int(getattr(scheduler, "last_epoch", 0) or 0), calls)  # of a run that is resumed
         rates = rates_of(seen, scheduler, calls - done) if calls <= MAX_CALLS else []
-        last = max((i for i, rate in enumerate(rates) if rate >= GONE * max(rates)), default=0) + 1 + done
+        peak = max([*rates, *map(float, getattr(scheduler, "base_lrs", []) if done else [])], default=0.0)
+        last = max((i for i, rate in enumerate(rates) if rate >= GONE * peak), default=0) + 1 + done
         if rates and max(rates) > 0 and last < 0.5 * calls:
             unit = "step" if per_step else "epoch"
             yield (
@@ -134,7 +135,7 @@ def schedule_begun(seen: Evidence) -> Lines:
             )
 
 
-@check("schedule-absolute", "likely", at="trial")
+@check("schedule-absolute", "likely", at="probe")
 @check("schedule-absolute", "likely", at="start")
 def schedule_absolute(seen: Evidence) -> Lines:
     """The largest factor of LambdaLR in the whole training is the learning rate itself (to 5%)."""

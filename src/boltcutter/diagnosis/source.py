@@ -44,7 +44,7 @@ def is_mentioned(module: L.LightningModule, parameter: str, trainer: L.Trainer |
     and of callbacks, and functions beside them. A layer of torch uses its parameters.
     """
     parts, owner = parameter.split("."), module
-    others = [*own_classes(type(module)), *_callback_classes(trainer)]
+    others = [*own_classes(type(module)), *callback_classes(trainer)]
     shared = {code for cls in others for code in (*codes(cls), *_functions_beside(cls))}
     for name in parts:
         classes = own_classes(type(owner))
@@ -106,7 +106,7 @@ def codes_of(module: nn.Module) -> set[types.CodeType]:
 
 def codes_of_users(module: nn.Module, trainer: L.Trainer) -> set[types.CodeType]:
     """The code of a module, as of ``codes_of``, and of the user's callbacks."""
-    return codes_of(module).union(*(codes(cls) for cls in _callback_classes(trainer)))
+    return codes_of(module).union(*(codes(cls) for cls in callback_classes(trainer)))
 
 
 def unpacked_names(step: Any) -> list[str]:
@@ -146,7 +146,8 @@ def tree_of(function: types.FunctionType) -> ast.FunctionDef | None:
     return body[0] if body and isinstance(body[0], ast.FunctionDef) else None
 
 
-def _callback_classes(trainer: L.Trainer | None) -> list[type]:
+def callback_classes(trainer: L.Trainer | None) -> list[type]:
+    """The classes of the callbacks that the user has written."""
     kinds = [type(callback) for callback in getattr(trainer, "callbacks", [])]
     return [cls for kind in kinds if not f"{kind.__module__}.".startswith("boltcutter.") for cls in own_classes(kind)]
 

@@ -24,7 +24,15 @@ from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled, tensors_of
 from boltcutter.diagnosis.probe import Trace, is_close
 from boltcutter.diagnosis.results import Place, Unread
-from boltcutter.diagnosis.source import codes_of_users, depends_on_time, is_own_file, own_classes, tree_of
+from boltcutter.diagnosis.source import (
+    callback_classes,
+    codes_of_users,
+    depends_on_time,
+    is_function,
+    is_own_file,
+    own_classes,
+    tree_of,
+)
 from boltcutter.diagnosis.statements import SCOPES, functions_of
 from boltcutter.diagnosis.statements import Place as Function
 from boltcutter.structure import flatten
@@ -111,11 +119,20 @@ def unread_attribute(seen: Evidence) -> Lines:
                     f'changes nothing; set "{meant}"',
                     subject=key,
                 )
-    for tree in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign)):
-        for target in tree.targets:
-            key = target.attr if isinstance(target, ast.Attribute) else ""
-            if key and key != "requires_grad" and difflib.SequenceMatcher(None, key, "requires_grad").ratio() > CLOSE:
-                yield Line(f"`{ast.unparse(target)}` is set, but nothing reads it; write requires_grad", subject=key)
+    own = [
+        tree
+        for cls in callback_classes(seen.trainer)
+        for f in vars(cls).values()
+        if is_function(f) and (tree := tree_of(f))
+    ]
+    for tree in (*(place.tree for place in functions_of(seen.module)), *own):
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.Assign)):
+            for target in node.targets:
+                key = target.attr if isinstance(target, ast.Attribute) else ""
+                if key != "requires_grad" and difflib.SequenceMatcher(None, key, "requires_grad").ratio() > CLOSE:
+                    yield Line(
+                        f"`{ast.unparse(target)}` is set, but nothing reads it; write requires_grad", subject=key
+                    )
 
 
 def _meant(owner: Any, key: str, text: str) -> str:

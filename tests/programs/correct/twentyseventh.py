@@ -4,7 +4,17 @@ import math
 
 import torch
 from programs import Base, digits, no_bug
-from programs.planted.twentysixth import Bounded, Distances, Norms
+from programs.planted.twentysixth import (
+    Bounded,
+    Called,
+    Deep,
+    Distances,
+    Fades,
+    Lines,
+    Norms,
+    loaders_of_rows,
+    sorted_rows,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -81,3 +91,123 @@ def a_method_with_a_mistake_is_replaced():
             return (x + 0.1).clamp(0, 1)
 
     return Net(), *digits()
+
+
+@no_bug()
+def random_features_are_frozen():
+    class Net(Deep):
+        def __init__(self):
+            super().__init__()
+            self.net[3].requires_grad_(False)
+            self.net[5].requires_grad_(False)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def last_layers_are_trained_alone():
+    class Net(Deep):
+        def parts(self):
+            return [self.net[5], self.net[7]]
+
+    return Net(), *digits()
+
+
+@no_bug()
+def layers_join_later():
+    class Net(Deep):
+        def on_train_epoch_start(self):
+            if self.current_epoch == 1:
+                for number in (3, 5):
+                    self.optimizers().optimizer.add_param_group({"params": self.net[number].parameters()})
+
+    return Net(), *digits()
+
+
+@no_bug()
+def dropout_and_rate_fade():
+    class Net(Fades):
+        def fade(self, share):
+            self.net[4].p = 0.5 * share
+            self.net[2].eps = 1e-3
+            for group in self.optimizers().optimizer.param_groups:
+                group["lr"] = self.lr * share
+
+    return Net(), *digits()
+
+
+@no_bug()
+def groups_have_names_and_scales():
+    class Net(Fades):
+        def fade(self, share):
+            for number, group in enumerate(self.optimizers().optimizer.param_groups):
+                group.setdefault("name", f"group {number}")
+                group["scale"] = share
+                group["lr"] = self.lr * group["scale"]
+
+    return Net(), *digits()
+
+
+@no_bug()
+def own_drop_reads_its_rate():
+    class Net(Fades):
+        def fade(self, share):
+            self.net[4].rate = share
+            self.net[4].p = 0.5 * self.net[4].rate
+
+    return Net(), *digits()
+
+
+@no_bug()
+def schedule_of_steps_by_hand():
+    class Net(Called):
+        def schedule(self, optimizer):
+            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.estimated_stepping_batches)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def schedule_of_epochs_at_their_end():
+    class Net(Called):
+        def training_step(self, batch, batch_idx):
+            optimizer, loss = self.optimizers(), self.loss(*batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+        def on_train_epoch_end(self):
+            self.lr_schedulers().step()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def schedule_asks_the_trainer_for_its_length():
+    class Net(Base):
+        def rate(self, step):
+            return max(0.0, 1 - step / self.trainer.estimated_stepping_batches)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    return Net(), *digits()
+
+
+@no_bug()
+def sorted_with_their_labels():
+    def collate(batch):
+        return sorted_rows(sorted(batch, key=lambda pair: len(pair[0]), reverse=True))
+
+    return Lines(), *loaders_of_rows(collate)
+
+
+@no_bug()
+def rows_of_a_batch_are_drawn_anew():
+    def collate(batch):
+        chosen = [batch[i] for i in torch.randperm(len(batch)).tolist()]
+        return sorted_rows(sorted(chosen, key=lambda pair: len(pair[0]), reverse=True))
+
+    return Lines(), *loaders_of_rows(collate)

@@ -1,9 +1,13 @@
-"""Gradients that are NaN or infinite where the loss is a number, and methods that a subclass extends."""
+"""Gradients that are NaN where the loss is a number, names that torch does not read, and schedules called by hand."""
+
+import itertools
 
 import torch
-from programs import Base, LossOnly, bug, digits
+from programs import Base, LossOnly, Manual, bug, digits
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+from torch.utils.data import DataLoader, Dataset
 
 
 class Distances(LossOnly):
@@ -98,3 +102,181 @@ def result_is_dropped_in_a_method_that_is_extended():
             return super().bounded(x) * 0.9
 
     return Net(), *digits()
+
+
+class Deep(LossOnly):
+    """Four linear layers, of which some are in the optimizer."""
+
+    def network(self):
+        sizes = (64, 16, 64, 64, 10)
+        layers = [nn.Flatten()]
+        for one, other in itertools.pairwise(sizes):
+            layers += [nn.Linear(one, other), nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+    def parts(self):
+        return [self.net[1], self.net[7]]
+
+    def configure_optimizers(self):
+        return torch.optim.Adam([{"params": part.parameters()} for part in self.parts()], lr=1e-3)
+
+
+@bug("in-no-optimizer")
+def layers_between_are_left_out():
+    return Deep(), *digits()
+
+
+class Fades(LossOnly):
+    """Its dropout, its rate and its rows of zeros change while it trains."""
+
+    def network(self):
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10)
+        )
+
+    def on_train_epoch_start(self):
+        self.fade(1 - self.current_epoch / 10)
+
+    def fade(self, share):
+        self.net[4].prob = 0.5 * share
+
+
+@bug("unread-attribute")
+def dropout_is_set_by_another_name():
+    return Fades(), *digits()
+
+
+@bug("unread-attribute")
+def rate_of_the_optimizer_itself():
+    class Net(Fades):
+        def fade(self, share):
+            self.optimizers().optimizer.lr = self.lr * share
+
+    return Net(), *digits()
+
+
+@bug("unread-attribute")
+def rate_of_a_group_by_another_name():
+    class Net(Fades):
+        def fade(self, share):
+            for group in self.trainer.optimizers[0].param_groups:
+                group["learning_rate"] = self.lr * share
+
+    return Net(), *digits()
+
+
+@bug("unread-attribute")
+def epsilon_of_a_norm():
+    class Net(Fades):
+        def fade(self, share):
+            for part in self.modules():
+                if isinstance(part, nn.BatchNorm1d):
+                    part.epsilon = 1e-3
+
+    return Net(), *digits()
+
+
+@bug("unread-attribute")
+def thawed_by_a_misspelled_name():
+    class Net(Fades):
+        def __init__(self):
+            super().__init__()
+            for p in self.net[1].parameters():
+                p.requires_grad = False
+
+        def fade(self, share):
+            if self.current_epoch == 1:
+                for p in self.net[1].parameters():
+                    p.require_grad = True
+
+    return Net(), *digits()
+
+
+class Called(Manual):
+    """Calls its schedule itself."""
+
+    def training_step(self, batch, batch_idx):
+        optimizer, loss = self.optimizers(), self.loss(*batch)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.lr_schedulers().step()
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return [optimizer], [self.schedule(optimizer)]
+
+    def schedule(self, optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+
+
+@bug("schedule-dead")
+def schedule_of_epochs_by_hand():
+    return Called(), *digits()
+
+
+@bug("schedule-unit")
+def cosine_of_epochs_by_hand():
+    class Net(Called):
+        def schedule(self, optimizer):
+            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_epochs)
+
+    return Net(), *digits()
+
+
+@bug("schedule-absolute")
+def schedule_asks_the_trainer():
+    class Net(Base):
+        def rate(self, step):
+            return self.lr * max(0.0, 1 - step / self.trainer.estimated_stepping_batches)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    return Net(), *digits()
+
+
+class Rows(Dataset):
+    """Digits as rows of the length up to their last ink, and whether they are even."""
+
+    def __init__(self, count, first=0):
+        x, y = digits(loaded=False)[0].tensors
+        self.rows = [
+            (rows[: 8 - i % 4], int(label) % 2) for i, (rows, label) in enumerate(zip(x[:, 0], y, strict=True))
+        ]
+        self.rows = self.rows[first : first + count]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+def sorted_rows(batch):
+    rows = sorted((rows for rows, _ in batch), key=len, reverse=True)
+    return pad_sequence(rows, True), torch.tensor([len(r) for r in rows]), torch.tensor([y for _, y in batch])
+
+
+class Lines(LossOnly):
+    """Reads rows up to their length."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.head = nn.GRU(8, 16, batch_first=True), nn.Linear(16, 2)
+
+    def loss(self, rows, lengths, y):
+        packed = pack_padded_sequence(rows, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return F.cross_entropy(self.head(self.net(packed)[1][0]), y)
+
+
+def loaders_of_rows(collate):
+    train, val = Rows(400), Rows(200, 400)
+    return DataLoader(train, 20, shuffle=True, collate_fn=collate), DataLoader(val, 20, collate_fn=collate)
+
+
+@bug("parts-misaligned")
+def sorted_without_their_labels():
+    return Lines(), *loaders_of_rows(sorted_rows)
