@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
+from torch.fx import GraphModule
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, Update, sampled
-from boltcutter.diagnosis.source import depends_on_time, is_installed, is_mentioned
+from boltcutter.diagnosis.source import depends_on_time, is_installed, is_mentioned, is_only_in_branches
 from boltcutter.internals import foreach_norm
 
 EARLY = 8  # optimizer steps, all of which are looked at
@@ -273,14 +275,22 @@ def cut_gradient(seen: Evidence) -> Lines:
         yield Line(
             f"{some(cut)} is computed in each step, but never gets a gradient: nothing uses it, or detach(), "
             "no_grad(), .data, .item() or NumPy cuts the graph behind it; remove that, or freeze the layer",
-            "note" if timed or all(_is_spare(seen, n) or _is_of_last(seen, n) for n in cut) else None,
+            "note" if timed or all(map(partial(_is_meant, seen), cut)) else None,
         )
 
 
+def _is_meant(seen: Evidence, name: str) -> bool:
+    """Whether a parameter without a gradient has none on purpose: it is spare, or in a branch that is not taken."""
+    owner, _, key = name.rpartition(".")
+    return (
+        _is_spare(seen, name) or _is_of_last(seen, name) or is_only_in_branches(seen.module.get_submodule(owner), key)
+    )
+
+
 def _is_spare(seen: Evidence, name: str) -> bool:
-    """Whether a parameter is of a network of an installed package that is trained otherwise, as an unused head."""
-    owners = [name[: i.start()] for i in re.finditer(r"\.", name)]
-    of_packages = [owner for owner in owners if is_installed(seen.module.get_submodule(owner))]
+    """Whether a parameter is of a network, of an installed package or generated, that is trained otherwise."""
+    parts = {name[: i.start()]: seen.module.get_submodule(name[: i.start()]) for i in re.finditer(r"\.", name)}
+    of_packages = [owner for owner, part in parts.items() if is_installed(part) or isinstance(part, GraphModule)]
     return any(n.startswith(f"{owner}.") for owner in of_packages for n in seen.got_gradient)
 
 

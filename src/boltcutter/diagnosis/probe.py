@@ -160,6 +160,7 @@ class Probe:
         self.of_weights: dict[str, Tensor] = {}  # gradients of what the loss has beside these, by parameter
         self._base: dict[tuple[str, bool], Trace] = {}
         self._repeated: dict[tuple[str, int], Trace] = {}
+        self._with_copy: dict[tuple[str, bool], Trace | None] = {}
 
     @property
     def evaluated(self) -> str:
@@ -196,6 +197,7 @@ class Probe:
     def forget(self) -> None:
         """Release what layers computed; the calls of loss functions are kept."""
         self._repeated.clear()
+        self._with_copy.clear()
         self.terms = self.pulls = None
         self.of_weights.clear()
         for trace in self._base.values():
@@ -206,6 +208,17 @@ class Probe:
         if (kind, seed) not in self._repeated:
             self._repeated[kind, seed] = self.run(kind, self.batches[kind], training=False, seed=seed)
         return self._repeated[kind, seed]
+
+    def with_copy(self, kind: str, *, training: bool) -> Trace | None:
+        """The step with a copy of the first sample behind its batch, which changes sizes of samples only; or None."""
+        if (kind, training) not in self._with_copy:
+            count, trace = self.size(kind), None
+            with suppress(Exception):
+                if count > 1:
+                    batch = take_rows(self.batches[kind], [*range(count), 0], count)
+                    trace = self.run(kind, batch, training=training)
+            self._with_copy[kind, training] = trace
+        return self._with_copy[kind, training]
 
     def run(
         self,

@@ -341,6 +341,9 @@ def visible_targets(seen: Evidence) -> Lines:
         hidden, shown = (own != 0) & (given == 0), (own != 0) & (given == own)
         if not FEW < float(hidden.sum() / (own != 0).sum()) < 1 - FEW or bool((given != own)[~hidden].any()):
             continue
+        other = dict(probe.run(kind, probe.batches[kind], training=True, seed=1).tensors).get(name)
+        if other is not None and other.shape == t.shape and torch.equal(other == 0, t == 0):
+            continue  # a mask of padding, which nobody draws
         gradients: list[Tensor] = []
         probe.run(kind, probe.batches[kind], training=True, record=False, then=partial(_by_output, probe, x, gradients))
         for gradient in gradients:
@@ -364,7 +367,11 @@ def loss_of_seen(seen: Evidence) -> Lines:
         found: list[tuple[Tensor, Tensor]] = []
         with torch.enable_grad():
             batch = replaced(probe, kind, {j: leaf * 1})
-        probe.run(kind, batch, training=True, copies=False, record=False, then=partial(_reach, probe, leaf, found))
+        for seed in (0, 1):
+            then = partial(_reach, probe, leaf, found)
+            probe.run(kind, batch, training=True, copies=False, record=False, seed=seed, then=then)
+        if len(found) == 2 and torch.equal(found[0][0], found[1][0]):
+            continue  # a mask of padding, which nobody draws
         for shown, compared in found:
             is_part = FEW < float(shown.float().mean()) < 1 - FEW and bool(compared.any())
             if is_part and bool(shown[compared].all()) and float(compared[shown].float().mean()) > AGREE:

@@ -35,7 +35,10 @@ def layouts(t: Tensor, count: int) -> Iterator[Tensor]:
             yield t.movedim(d, 0)
     if t.ndim and len(t) > count and len(t) % count == 0:
         yield t.reshape(count, -1)
-        yield t.reshape(-1, count, *t.shape[1:]).movedim(1, 0)
+        times = len(t) // count
+        # As of two directions, each with all samples, which have several positions.
+        for outer in (n for n in range(2, times + 1) if times % n == 0):
+            yield t.reshape(outer, count, -1).movedim(1, 0)
 
 
 def are_kept(a: Tensor, b: Tensor, keep: slice, count: int) -> bool:
@@ -98,11 +101,12 @@ def mixing(seen: Evidence) -> Lines:
             return  # the samples decide what is computed
         if base.random is None or other.random is None or not torch.equal(base.random, other.random):
             return  # or how many numbers are drawn, as of Gamma distributions
-        for (name, a), (_, b) in zip(base.tensors, other.tensors, strict=True):
+        for i, ((name, a), (_, b)) in enumerate(zip(base.tensors, other.tensors, strict=True)):
             if (
                 is_of_samples(probe, name, a, count)
                 and not are_kept(a, b, keep, count)
                 and not are_permuted(a, b, keep.stop - keep.start)
+                and has_rows(probe, base, i, count)
             ):
                 yield _mixing_line(probe, name, base, a, count)
                 return
@@ -122,6 +126,22 @@ def is_of_samples(probe: Probe, name: str, t: Tensor, count: int) -> bool:
         return part is None
     is_other = name.startswith("the input of ") and t.ndim > 0 and len(t) != count
     return not (is_other and any(p.shape == t.shape for p in part.parameters()))
+
+
+def has_rows(probe: Probe, base: Trace, place: int, count: int) -> bool:
+    """Whether the dimension of ``layouts`` is that of the samples, and not as large by chance, as one of times."""
+    trace = probe.with_copy(probe.evaluated, training=False)
+    name, t = base.tensors[place]
+    rows = [d for d, size in enumerate(t.shape[:3]) if size == count or (not d and size % count == 0)]
+    if trace is None or not rows:
+        return True
+    # Of a layer that is called several times, as by a search, how often may depend on the samples.
+    number = [n for n, _ in base.tensors[:place]].count(name)
+    others = [other for n, other in trace.tensors if n == name and other.ndim == t.ndim]
+    if not others:
+        return True
+    other = others[min(number, len(others) - 1)]
+    return any(t.shape[d] != other.shape[d] for d in rows)
 
 
 def are_parts(probe: Probe, t: Tensor, count: int) -> bool:
@@ -169,9 +189,10 @@ def position(seen: Evidence) -> Lines:
     names = [name for name, _ in base.tensors]
     if names != [name for name, _ in flipped.tensors] or names != [name for name, _ in other_seed.tensors]:
         return
-    for (name, a), (_, b), (_, c) in zip(base.tensors, flipped.tensors, other_seed.tensors, strict=True):
+    parts = zip(base.tensors, flipped.tensors, other_seed.tensors, strict=True)
+    for i, ((name, a), (_, b), (_, c)) in enumerate(parts):
         is_same = a.shape != b.shape or is_close(a, b) or are_reversed(a, b, count) or are_permuted(a, b, count)
-        if is_close(a, c) and not is_same and is_of_samples(probe, name, a, count):
+        if is_close(a, c) and not is_same and is_of_samples(probe, name, a, count) and has_rows(probe, base, i, count):
             yield Line(
                 f"the result for a sample depends on its place in the batch, first in {name}, of shape "
                 f"{tuple(a.shape)} with {count} samples; add positions along time, not along the batch",

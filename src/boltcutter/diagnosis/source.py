@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator
 from functools import cache, lru_cache, partial, partialmethod
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeGuard
 
 import lightning as L
@@ -144,6 +145,36 @@ def tree_of(function: types.FunctionType) -> ast.FunctionDef | None:
     except (OSError, TypeError, SyntaxError, ValueError):  # typed in, or generated
         return None
     return body[0] if body and isinstance(body[0], ast.FunctionDef) else None
+
+
+def is_only_in_branches(part: nn.Module, key: str) -> bool:
+    """Whether methods of a part, but ``__init__``, mention an attribute only where ``if self.…`` leaves it out."""
+    trees = [tree_of(value) for _, value in members(type(part)) if is_function(value) and value.__name__ != "__init__"]
+    left, uses = set[ast.AST](), set[ast.AST]()
+    for node in (node for tree in trees if tree is not None for node in ast.walk(tree)):
+        if isinstance(node, ast.If | ast.IfExp) and (is_true := _holds(node.test, part)) is not None:
+            branch = node.orelse if is_true else node.body
+            left |= {inner for each in (branch if isinstance(branch, list) else [branch]) for inner in ast.walk(each)}
+        if isinstance(node, ast.Attribute) and node.attr == key:
+            uses.add(node)
+    return bool(uses) and uses <= left
+
+
+def _holds(test: ast.expr, part: nn.Module) -> bool | None:
+    """Whether ``self.name``, ``not self.name`` or ``self.name is None`` is true of a part; None of other conditions."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = _holds(test.operand, part)
+        return None if inner is None else not inner
+    is_none = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot) and len(test.ops) == 1
+    read = test.left if is_none and isinstance(test, ast.Compare) else test
+    if not isinstance(read, ast.Attribute) or not isinstance(read.value, ast.Name) or read.value.id != "self":
+        return None
+    if read.attr == "training" or not hasattr(part, read.attr):
+        return None
+    value = getattr(part, read.attr)
+    if isinstance(test, ast.Compare):
+        return (value is None) == isinstance(test.ops[0], ast.Is)
+    return bool(value) if isinstance(value, bool | int | float | str | NoneType) else None
 
 
 def callback_classes(trainer: L.Trainer | None) -> list[type]:

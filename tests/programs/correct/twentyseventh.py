@@ -3,7 +3,7 @@
 import math
 
 import torch
-from programs import Base, digits, no_bug
+from programs import Base, LossOnly, digits, halves, no_bug
 from programs.planted.twentysixth import (
     Bounded,
     Called,
@@ -211,3 +211,98 @@ def rows_of_a_batch_are_drawn_anew():
         return sorted_rows(sorted(chosen, key=lambda pair: len(pair[0]), reverse=True))
 
     return Lines(), *loaders_of_rows(collate)
+
+
+class Scaled(nn.Module):
+    """Divides by a learned scale, where that is asked for."""
+
+    def __init__(self, *, has_scale):
+        super().__init__()
+        self.has_scale, self.layer = has_scale, nn.Linear(64, 32)
+        self.scale = nn.Parameter(torch.zeros(32))
+
+    def forward(self, x):
+        x = self.layer(x.flatten(1))
+        if self.has_scale:
+            return torch.tanh(x / F.softplus(self.scale))
+        return torch.tanh(x)
+
+
+@no_bug()
+def scale_of_a_branch_that_is_not_taken():
+    class Net(Base):
+        def network(self):
+            return nn.Sequential(Scaled(has_scale=False), nn.Linear(32, 10))
+
+    return Net(), *digits()
+
+
+@no_bug()
+def both_directions_are_as_long_as_the_batch():
+    """Sequences of 8 in both directions, as two halves of a batch of 8 samples, times first."""
+
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.place = nn.Linear(8, 32), nn.Parameter(torch.randn(8, 1, 32) * 0.1)
+            self.qkv, self.norm, self.head = nn.Linear(32, 96), nn.LayerNorm(32), nn.Linear(32, 10)
+
+        def forward(self, x):
+            rows = x[:, 0]
+            both = torch.cat([rows, rows.flip(1)]).transpose(0, 1)
+            h = self.embed(both) + self.place
+            length, count, size = h.shape
+            parts = (
+                t.contiguous().view(length, count * 4, size // 4).transpose(0, 1) for t in self.qkv(h).chunk(3, -1)
+            )
+            out = F.scaled_dot_product_attention(*parts).transpose(0, 1).reshape(length, count, size)
+            forth, back = self.head(self.norm(h + out)).mean(0).chunk(2)
+            return forth + back
+
+        def loss(self, x, y):
+            return F.cross_entropy(self(x), y)
+
+    return Net(), *digits(count=320, val=160, batch=8)
+
+
+@no_bug()
+def noise_on_rows_of_several_lengths():
+    """Denoises rows up to the length of each sample; what is behind is 0, and in no loss."""
+
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(9, 64), nn.SiLU(), nn.Linear(64, 8))
+
+        def loss(self, rows, mask):
+            t = torch.rand(len(rows), 1, 1)
+            noise = torch.randn_like(rows) * mask[..., None]
+            noised = ((1 - t) * rows + t * noise) * mask[..., None]
+            out = self.net(torch.cat([noised, t.expand(-1, rows.shape[1], 1)], -1)) * mask[..., None]
+            return ((out - noise).square() * mask[..., None]).sum() / mask.sum() / 8
+
+    x, y = (torch.cat([part.tensors[i] for part in digits(loaded=False)]) for i in range(2))
+    mask = (torch.arange(8) < 4 + (y % 4)[:, None]).float()
+    return Net(), *halves(x[:, 0] * mask[..., None], mask)
+
+
+@no_bug()
+def generated_network_computes_a_part_that_nothing_reads():
+    class Net(Base):
+        def network(self):
+            class Two(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.flat, self.body = nn.Flatten(), nn.Linear(64, 32)
+                    self.kinds = nn.ModuleDict({"digit": nn.Linear(32, 10), "pair": nn.Linear(32, 2)})
+
+                def forward(self, x):
+                    h = torch.relu(self.body(self.flat(x)))
+                    return {"digit": self.kinds["digit"](h), "pair": self.kinds["pair"](h)}
+
+            return torch.fx.symbolic_trace(Two())
+
+        def forward(self, x):
+            return self.net(x)["digit"]
+
+    return Net(), *digits()
