@@ -28,6 +28,7 @@ PROBED = NOTED | {
     *("poisson_of_rates", "probabilities_of_a_committee", "state_is_detached_at_each_time", "tanh_of_unscaled"),
     *("thawed_by_a_callback", "value_of_each_return", "layers_between_are_left_out"),
     *("schedule_of_epochs_by_hand", "cosine_of_epochs_by_hand", "schedule_asks_the_trainer"),
+    *("rewards_minus_a_column_of_values",),
 }
 # One program for each check, and the correct ones that are nearest to an alarm.
 QUICK = {

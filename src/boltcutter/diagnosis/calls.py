@@ -331,8 +331,16 @@ class LossCalls(TorchFunctionMode):
             self.pairs_itself |= is_other_shape and torch.equal(a.detach().flatten(), b.detach().flatten())
         if pair and a.requires_grad != b.requires_grad:
             fixed = (b if a.requires_grad else a).flatten()
-            if any(t.numel() == len(fixed) and is_function(t.flatten(), fixed) for t in self.batch):
+            of_batch = any(t.numel() == len(fixed) and is_function(t.flatten(), fixed) for t in self.batch)
+            if of_batch or (name != "a product" and self._is_of_layer(pair[0], fixed)):
                 self._compared_with_all(name, *pair)
+
+    def _is_of_layer(self, column: Tensor, line: Tensor) -> bool:
+        """Whether a column is what a linear layer returns for each sample, and a line is computed, as rewards are."""
+        first = next((t for t in self.batch if t.ndim), None)
+        is_output = column.grad_fn is not None and column.grad_fn.name().startswith(("Addmm", "Mm", "Linear"))
+        is_computed = line.is_floating_point() and not torch.equal(line, column.detach().flatten())
+        return is_output and is_computed and first is not None and len(first) == len(line)
 
     def _compared_with_all(self, name: str, a: Tensor, b: Tensor) -> None:
         self._remark(

@@ -248,7 +248,8 @@ def collapse(seen: Evidence) -> Lines:
 def never_trained(seen: Evidence) -> list[str]:
     """Parameters without a gradient at any look, that nothing else has changed either."""
     changed = {n for n, p in seen.parameters.items() if p._version != seen.versions.get(n)}
-    never = [n for n in seen.trained if n not in seen.got_gradient and n not in changed]
+    left = [n for n in seen.trained if seen.parameters[n].numel()]
+    never = [n for n in left if n not in seen.got_gradient and n not in changed]
     return never if seen.step >= 3 and len(never) < len(seen.trained) and not seen.sharded else []
 
 

@@ -13,6 +13,7 @@ from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.temperatures import DIVISIONS
 
 PRODUCTS = frozenset(("matmul", "__matmul__", "mm"))
+JOINS = frozenset(("cat", "concat", "concatenate", "vstack"))
 NORMS = frozenset(("norm", "vector_norm", "linalg_norm", "linalg_vector_norm"))
 
 
@@ -32,6 +33,8 @@ class Lengths:
     def follow(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Note what a function has made of its arguments."""
         first, other = (*args, None, None)[:2]
+        if name in JOINS and isinstance(first, list | tuple) and all(part in self.columns for part in first):
+            self.columns[result] = True  # of several views
         if not isinstance(first, Tensor) or not isinstance(result, Tensor):
             return
         if first.ndim != 2 or not self.size or len(first) % self.size:  # of several views, too

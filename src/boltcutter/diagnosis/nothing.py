@@ -7,6 +7,7 @@ from lightning.pytorch.core.optimizer import _MockOptimizer
 
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, sampled
+from boltcutter.diagnosis.schedules import rates_of, schedules
 
 NAME = "nothing-trained"  # recorded as the warning of a run, too
 
@@ -36,7 +37,9 @@ def no_update(seen: Evidence) -> Lines:
         return
     count, enough = max(each.count for each in steps), seen.ended or seen.step >= 3
     if enough and not any(each.rated for each in steps) and (seen.ended or not seen.trainer.lr_scheduler_configs):
-        if count:
+        # A trial may be shorter than the first epoch of a schedule that begins at 0.
+        begins = seen.probe is not None and any(any(rates_of(seen, s, n)) for s, _, n in schedules(seen))
+        if count and not begins:
             yield f"all learning rates were 0 in {count} steps; raise the rate, or correct the schedule"
         elif not seen.trainer.global_step:  # a resumed training may have had to validate only
             yield f"{names} has made no step; let on_train_batch_start skip none, and optimizer_step call step()"

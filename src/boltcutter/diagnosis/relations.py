@@ -396,13 +396,19 @@ def _reach(probe: Probe, leaf: Tensor, found: list[tuple[Tensor, Tensor]], loss:
         (gradient,) = grad(loss, [prediction])
         if gradient is None:
             continue
-        (given,) = grad([prediction], [leaf], [torch.randn_like(gradient)])
-        (own,) = grad([target], [leaf], [(gradient != 0).to(gradient)])
+        try:
+            (given,) = grad([prediction], [leaf], [torch.randn_like(gradient)])
+            (own,) = grad([target], [leaf], [(gradient != 0).to(gradient)])
+        except RuntimeError:  # of sides of other shapes, which are broadcast
+            continue
         if given is not None and own is not None:
             found.append((given != 0, own != 0))
         return
 
 
+OF_TRAINING = ("on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start", "on_train_batch_end")
+SEEDING = ("manual_seed", "seed_everything", "manual_seed_all")
+CHANGES = re.compile(r"epoch|step|batch|idx|index|time|rand|[(]")
 VISIBLE = (
     "the loss is that of the values that the network sees, and has none of those that are masked, which it is to "
     "predict; invert the mask of the loss"
@@ -594,6 +600,25 @@ def seeded_in_each_step(seen: Evidence) -> Lines:
                 subject=name,
             )
             return
+
+
+@check("global-seed", "likely", at="probe")
+def seeded_in_each_epoch(seen: Evidence) -> Lines:
+    """A hook of each epoch or step of training seeds torch with a number that does not depend on it."""
+    for place in functions_of(seen.module):
+        if place.tree.name not in OF_TRAINING:
+            continue
+        for call in (n for n in ast.walk(place.tree) if isinstance(n, ast.Call) and called_name(n) in SEEDING):
+            is_global = isinstance(call.func, ast.Name) or ast.unparse(call.func).startswith(
+                ("torch.", "L.", "pl.", "np.")
+            )
+            if is_global and call.args and not CHANGES.search(ast.unparse(call.args[0])):
+                yield Line(
+                    f"{place.name} calls {ast.unparse(call)[:60]}, so each epoch draws the same dropout, noise and "
+                    "order of samples; seed once, before training",
+                    subject=place.name,
+                )
+                return
 
 
 def _generators(module: nn.Module) -> Iterator[tuple[str, torch.Generator]]:

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.graph import LOSSES, nodes_behind
 from boltcutter.diagnosis.source import codes_of, is_function, members, own_classes, tree_of
+from boltcutter.structure import flatten
 
 WITH_WEIGHTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 LARGE = 128  # values, whose spread is known to a few percent
@@ -55,6 +57,7 @@ STATELESS = (
 MATTERS = re.compile(r"(^|_)(masks?|masked|pads?|padding|noisy|noised|positions?|pos|pe|penalty|kl|kld|augmented)($|_)")
 READS = frozenset(("size", "dim", "len", "numel", "item", "get", "pop", "int", "float", "str", "list", "dict", "range"))
 OLDER = re.compile(r"(?=.*(^|_)(old|behaviou?r)(_|$))(?=.*(logp|log_?prob|logits|lp|logpi|pi))")
+KEPT = 6  # steps
 TOTAL = re.compile(r"(^|_)(loss|objective)$")
 SCOPES = frozenset(("locals", "eval", "exec", "vars"))
 ORDERED = {
@@ -553,6 +556,30 @@ def _path(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute) and (owner := _path(node.value)) is not None:
         return f"{owner}.{node.attr}".removeprefix(".")
     return None
+
+
+def follow(seen: Evidence) -> None:
+    """Note how many losses attributes of the module keep with their graphs, alone, in lists or added up."""
+    for name, value in vars(seen.module).items():
+        kept = [t for t in flatten(value) if isinstance(t, Tensor) and t.numel() == 1 and t.grad_fn is not None]
+        if isinstance(value, Tensor) and kept:
+            count = sum(node.name() in LOSSES for node in nodes_behind(value.grad_fn))
+        else:
+            count = len(kept)
+        if count:
+            seen.kept.setdefault(name, []).append(count)
+
+
+@check("graph-kept", "likely", at="trial")
+def graph_kept(seen: Evidence) -> Lines:
+    """An attribute keeps losses with their graphs, more of them at each step."""
+    for name, counts in seen.kept.items():
+        if seen.module.automatic_optimization and len(counts) >= KEPT and counts == sorted({*counts}):
+            yield Line(
+                f"self.{name} keeps a loss of each step with its graph, so memory grows with each batch; keep "
+                "loss.detach(), or loss.item()",
+                subject=name,
+            )
 
 
 @check("cached-by-index", "likely", at="trial")

@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 
-from boltcutter.diagnosis import averages, on_demand, rates  # noqa: F401  the latter registers what a trial asks
+from boltcutter.diagnosis import averages, on_demand, rates, statements  # noqa: F401  the latter registers what a trial asks
 from boltcutter.diagnosis.evidence import overrides
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants
 from boltcutter.diagnosis.loaders import MOST, Splits
@@ -59,6 +59,7 @@ class Trial(Invariants):
         if self._batches:
             with Guarded(self):
                 averages.follow(seen)
+                statements.follow(seen)
             return
         fit = trainer.fit_loop
         fit.min_epochs, fit.epoch_loop.min_steps = None, None  # which keep a training from ending

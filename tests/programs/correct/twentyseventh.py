@@ -3,13 +3,15 @@
 import math
 
 import torch
-from programs import Base, LossOnly, digits, halves, no_bug
+from programs import Base, LossOnly, diabetes, digits, halves, no_bug
 from programs.planted.twentysixth import (
     Bounded,
     Called,
+    Critic,
     Deep,
     Distances,
     Fades,
+    Kept,
     Lines,
     Norms,
     loaders_of_rows,
@@ -306,3 +308,58 @@ def generated_network_computes_a_part_that_nothing_reads():
             return self.net(x)["digit"]
 
     return Net(), *digits()
+
+
+@no_bug()
+def losses_are_kept_as_numbers():
+    class Net(Kept):
+        def remember(self, loss):
+            self.losses.append(loss.detach())
+            self.last = loss
+
+    return Net(), *digits()
+
+
+@no_bug()
+def losses_of_parts_are_kept_until_their_mean():
+    class Net(Kept):
+        def training_step(self, batch, batch_idx):
+            self.losses = [self.loss(x[None], y[None]) for x, y in zip(*batch, strict=True)]
+            return torch.stack(self.losses).mean()
+
+        def on_train_epoch_end(self):
+            self.losses = []
+
+    return Net(), *digits()
+
+
+@no_bug()
+def each_epoch_has_a_seed_of_its_own():
+    class Net(Base):
+        def network(self):
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 10))
+
+        def on_train_epoch_start(self):
+            torch.manual_seed(42 + self.current_epoch)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def rewards_minus_values():
+    class Net(Critic):
+        def values(self, x):
+            return self(x)[:, 0]
+
+    return Net(), *diabetes()
+
+
+@no_bug()
+def values_are_compared_with_each_quantile():
+    class Net(Critic):
+        def loss(self, x, y):
+            levels = torch.linspace(0.05, 0.95, len(x))
+            gap = y.sort().values[None] - self(x)
+            return torch.maximum(levels * gap, (levels - 1) * gap).mean()
+
+    return Net(), *diabetes()

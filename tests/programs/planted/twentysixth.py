@@ -3,7 +3,7 @@
 import itertools
 
 import torch
-from programs import Base, LossOnly, Manual, bug, digits
+from programs import Base, LossOnly, Manual, bug, diabetes, digits
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
@@ -280,3 +280,91 @@ def loaders_of_rows(collate):
 @bug("parts-misaligned")
 def sorted_without_their_labels():
     return Lines(), *loaders_of_rows(sorted_rows)
+
+
+class Kept(LossOnly):
+    """Remembers its losses for the mean of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(*batch)
+        self.remember(loss)
+        return loss
+
+    def remember(self, loss):
+        self.losses.append(loss)
+
+    def on_train_epoch_end(self):
+        self.log("train/mean", torch.stack(self.losses).mean())
+        self.losses = []
+
+
+@bug("graph-kept")
+def losses_are_kept_with_their_graphs():
+    return Kept(), *digits()
+
+
+@bug("graph-kept")
+def losses_are_added_with_their_graphs():
+    class Net(Kept):
+        total = 0.0
+
+        def remember(self, loss):
+            self.total += loss
+
+        def on_train_epoch_end(self):
+            self.log("train/mean", self.total / 20)
+            self.total = 0.0
+
+    return Net(), *digits()
+
+
+@bug("global-seed")
+def each_epoch_begins_with_one_seed():
+    class Net(LossOnly):
+        def network(self):
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 10))
+
+        def on_train_epoch_start(self):
+            torch.manual_seed(42)
+
+    return Net(), *digits()
+
+
+class Critic(LossOnly):
+    """Values of states, whose rewards are drawn in each step."""
+
+    def network(self):
+        return nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def values(self, x):
+        return self(x)
+
+    def loss(self, x, y):
+        rewards = x[:, 2] * 2 + 0.1 * torch.randn(len(x))
+        return (rewards - self.values(x)).square().mean()
+
+
+@bug("broadcasting")
+def rewards_minus_a_column_of_values():
+    return Critic(), *diabetes()
+
+
+@bug("normalized-over-batch")
+def two_views_normalized_over_the_batch():
+    class Net(LossOnly):
+        over = 0
+
+        def network(self):
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16))
+
+        def loss(self, x, y):
+            one, other = (F.normalize(self(x + 0.1 * torch.randn_like(x)), dim=self.over) for _ in range(2))
+            z = torch.cat([one, other])
+            similar = (z @ z.T / 0.2).fill_diagonal_(-1e9)
+            return F.cross_entropy(similar, torch.arange(len(z)).roll(len(x)))
+
+    return Net(), *digits()
