@@ -18,6 +18,7 @@ NOTED = {
     "rows_misaligned",
     "weight_of_a_loss_is_zero",
     "equal_pairs_are_driven_apart",
+    "losses_are_kept_with_their_graphs",
 }
 # Also those whose check decides in a training, too, but here only in a trial.
 PROBED = NOTED | {

@@ -174,7 +174,7 @@ class Evidence:
         self.metric_calls: MetricCalls | None = None
         self.followed: dict[str, Any] = {}  # averages of weights, as ``averages`` follows them
         self.rates: dict[int, list[float]] = {}  # of optimizers, as ``rates`` follows them, by step
-        self.kept: dict[str, list[int]] = {}  # losses with their graphs, by attribute, before each step
+        self.kept: dict[tuple[str, bool], list[int]] = {}  # losses with their graphs, in a list or added, before steps
         self.is_converged = False  # its validation had been best before training ended
         # of validation
         self.validations = 0

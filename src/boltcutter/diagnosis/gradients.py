@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
 from torch.fx import GraphModule
+from torch.optim import Adam, Adamax, AdamW, NAdam, RAdam
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, Update, sampled
@@ -18,6 +19,7 @@ from boltcutter.internals import foreach_norm
 EARLY = 8  # optimizer steps, all of which are looked at
 NO_EFFECT = 1e-4  # relative change of the weights in the whole training that cannot matter
 MANY_LOST = 3  # batches before one step
+LARGE_OF_ADAM = 0.3  # its rate is by how much it changes each weight at first
 HUGE = 2.0  # change of a matrix in one step, relative to its size, and to 1 / sqrt(fan-in)
 ONE = torch.ones(1)
 ENOUGH, MOSTLY = 6, 0.7  # looks, and their share
@@ -141,7 +143,7 @@ def nonfinite_weights(seen: Evidence) -> Lines:
 
 @check("huge-update", "likely", at="step")
 def huge_update(seen: Evidence) -> Lines:
-    """At three looks, the median matrix changed in one step by twice its size, or twice 1 / sqrt(fan-in)."""
+    """At three looks, the median matrix changed by twice its size, or twice 1 / sqrt(fan-in); or Adam's rate is 0.3."""
     assert seen.update is not None
     update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
     jumps = []
@@ -152,7 +154,9 @@ def huge_update(seen: Evidence) -> Lines:
             scale = max(update.size[name] / math.sqrt(count), (p.numel() / len(p)) ** -0.5)
             jumps.append(moved / math.sqrt(count) / scale)
     middle = sorted(jumps)[len(jumps) // 2] if jumps else 0.0
-    if middle > HUGE:
+    # Adam's first step is the rate; later ones are not smaller, but the weights are then as large.
+    is_adam = isinstance(update.optimizer, Adam | AdamW | NAdam | RAdam | Adamax) and update.rate >= LARGE_OF_ADAM
+    if middle > HUGE or (is_adam and jumps):
         steps.jumps.append(middle)
         if len(steps.jumps) >= 3:
             yield (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.calls import named_parts, remarks
 from boltcutter.diagnosis.checks import Line, Lines, check, some
-from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
+from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of, values
 from boltcutter.diagnosis.graph import name_of, nodes_behind, saved
 from boltcutter.diagnosis.loaders import digests, items
 from boltcutter.diagnosis.probe import Probe, is_close, seeded
@@ -198,11 +198,18 @@ def nonfinite_gradient(seen: Evidence) -> Lines:
 
     def differentiate(loss: Any) -> None:
         if isinstance(loss, Tensor) and loss.grad_fn is not None and loss.numel() == 1 and bool(loss.isfinite()):
-            hooks = [watch(node) for node in nodes_behind(loss.grad_fn)]
-            found = torch.autograd.grad(loss, [*weights.values()], allow_unused=True)
-            lost.extend(n for n, g in zip(weights, found, strict=True) if not _is_finite([g]))
-            for hook in hooks:
-                hook.remove()
+            # Those of weights are nodes of all graphs.
+            hooks = [
+                watch(node) for node in nodes_behind(loss.grad_fn) if name_of(node) != "torch::autograd::AccumulateGrad"
+            ]
+            try:
+                found = torch.autograd.grad(loss, [*weights.values()], allow_unused=True)
+                lost.extend(n for n, g in zip(weights, found, strict=True) if not _is_finite([g]))
+            except RuntimeError:  # of reentrant checkpoints
+                return
+            finally:
+                for hook in hooks:
+                    hook.remove()
 
     if weights:
         probe.run("training_step", probe.batches["training_step"], training=True, record=False, then=differentiate)
@@ -215,7 +222,7 @@ def nonfinite_gradient(seen: Evidence) -> Lines:
 
 
 def _is_finite(tensors: Any) -> bool:
-    return all(bool(t.isfinite().all()) for t in tensors if isinstance(t, Tensor))
+    return all(bool(values(t).isfinite().all()) for t in tensors if isinstance(t, Tensor))
 
 
 @check("constant-input", "certain", at="probe")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning
 from torch.optim import SGD
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled
 from boltcutter.diagnosis.graph import attributes
+from boltcutter.internals import BatchNorm
 
 BASES = frozenset(f"{name}weight" for name in ("", "base.", "base_layer.", "linear.", "original.", "layer.", "fc."))
 
@@ -74,7 +76,10 @@ def thawed(seen: Evidence) -> Lines:
     """A parameter that was frozen when training began has got a gradient, and is in no optimizer."""
     owned = seen.optimized()
     names = [n for n in seen.frozen & seen.got_gradient if seen.parameters[n].requires_grad]
-    if late := sorted(n for n in names if id(seen.parameters[n]) not in owned):
+    late = sorted(n for n in names if id(seen.parameters[n]) not in owned)
+    if late and any(isinstance(c, BaseFinetuning) for c in seen.trainer.callbacks):  # type: ignore[attr-defined]
+        late = [n for n in late if not isinstance(seen.module.get_submodule(n.rpartition(".")[0]), BatchNorm)]  # meant
+    if late:
         yield (
             f"{some(late)} was frozen when the optimizers were made, and is in none since it was thawed, so it is not "
             "trained; call optimizer.add_param_group, or give the optimizer all parameters"

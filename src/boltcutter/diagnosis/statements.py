@@ -567,17 +567,19 @@ def follow(seen: Evidence) -> None:
         else:
             count = len(kept)
         if count:
-            seen.kept.setdefault(name, []).append(count)
+            seen.kept.setdefault((name, isinstance(value, Tensor)), []).append(count)
 
 
 @check("graph-kept", "likely", at="trial")
 def graph_kept(seen: Evidence) -> Lines:
     """An attribute keeps losses with their graphs, more of them at each step."""
-    for name, counts in seen.kept.items():
+    for (name, is_sum), counts in seen.kept.items():
         if seen.module.automatic_optimization and len(counts) >= KEPT and counts == sorted({*counts}):
             yield Line(
                 f"self.{name} keeps a loss of each step with its graph, so memory grows with each batch; keep "
                 "loss.detach(), or loss.item()",
+                # A list is short where it is emptied after an epoch.
+                None if is_sum else "note",
                 subject=name,
             )
 

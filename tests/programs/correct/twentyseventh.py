@@ -3,6 +3,7 @@
 import math
 
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning
 from programs import Base, LossOnly, diabetes, digits, halves, no_bug
 from programs.planted.twentysixth import (
     Bounded,
@@ -363,3 +364,31 @@ def values_are_compared_with_each_quantile():
             return torch.maximum(levels * gap, (levels - 1) * gap).mean()
 
     return Net(), *diabetes()
+
+
+@no_bug()
+def norms_of_a_thawed_body_stay_as_they_are():
+    class Thaws(BaseFinetuning):
+        def freeze_before_training(self, pl_module):
+            self.freeze(pl_module.body, train_bn=False)
+
+        def finetune_function(self, pl_module, epoch, optimizer):
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.body, optimizer, train_bn=False)
+
+    class Net(Base):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU())
+            self.net = nn.Linear(32, 10)
+
+        def forward(self, x):
+            return self.net(self.body(x))
+
+        def configure_callbacks(self):
+            return [Thaws()]
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(filter(lambda p: p.requires_grad, self.parameters()), lr=1e-3)
+
+    return Net(), *digits()
