@@ -143,7 +143,7 @@ def training_scaled_twice():
     return Base(), *loaders(TensorDataset(x / 16, y), val)
 
 
-@bug("position", "mixing", "misaligned")
+@bug("position", "mixing", "misaligned", "same-output")
 def last_sample_for_last_time():
     """outputs[-1] of a recurrent network with batch_first is the last sample."""
 
