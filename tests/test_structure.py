@@ -203,6 +203,7 @@ def test_rows_of_nested_tensors_and_lists_are_taken() -> None:
     nested = torch.nested.nested_tensor(samples, layout=torch.jagged)
     assert [len(part) for part in take_rows((nested, LABELS[:3]), [2, 0], 3)[0].unbind()] == [2, 3]
     assert [len(part) for part in take_rows((samples, LABELS[:3]), [2, 0], 3)[0]] == [2, 3]
+    assert take_rows((("one", "two", "three"), LABELS[:3]), [2, 0], 3)[0] == ("three", "one")
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,8 @@ def take_rows(value: Any, rows: Sequence[int] | Tensor, count: int) -> Any:
     """Return the same structure with other samples.
 
     Args:
-        value: Tensors that have a sample in each row, lists with an element for each sample, and whatever else, which
-            stays as it is.
+        value: Tensors that have a sample in each row, lists with an element for each sample, tuples with a text for
+            each, and whatever else, which stays as it is.
         rows: Indices of the samples.
         count: Number of samples in ``value``.
     """
@@ -194,6 +194,8 @@ def take_rows(value: Any, rows: Sequence[int] | Tensor, count: int) -> Any:
         return pack_padded_sequence(taken, lengths[chosen.cpu()], batch_first=True, enforce_sorted=False)
     if isinstance(value, list) and len(value) == count and not all(_is_column(part, count) for part in value):
         return [value[int(row)] for row in rows]
+    if type(value) is tuple and len(value) == count and all(isinstance(part, str | bytes) for part in value):
+        return tuple(value[int(row)] for row in rows)  # as default_collate returns texts
     parts = children(value)
     return value if parts is None else _with_parts(value, [take_rows(part, rows, count) for part in parts])
 

@@ -20,6 +20,7 @@ from programs.planted.twentysixth import (
 )
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
 
 
 @no_bug()
@@ -392,3 +393,33 @@ def norms_of_a_thawed_body_stay_as_they_are():
             return torch.optim.Adam(filter(lambda p: p.requires_grad, self.parameters()), lr=1e-3)
 
     return Net(), *digits()
+
+
+class Texts(Dataset):
+    """Texts of four letters, and whether there are more of the first two."""
+
+    def __init__(self, count, seed):
+        drawn = torch.randint(4, (count, 9), generator=torch.Generator().manual_seed(seed)).tolist()
+        self.texts = ["".join("abcd"[i] for i in row[: 5 + row[0]]) for row in drawn]
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, i):
+        text = self.texts[i]
+        return text, int(2 * sum(letter in "ab" for letter in text) > len(text))
+
+
+@no_bug()
+def texts_are_read_within_the_model():
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.EmbeddingBag(4, 16), nn.Linear(16, 2)
+
+        def loss(self, texts, y):
+            ids = torch.tensor(["abcd".index(letter) for text in texts for letter in text], device=self.device)
+            starts = torch.tensor([0, *(len(text) for text in texts[:-1])], device=self.device).cumsum(0)
+            return F.cross_entropy(self.head(self.embed(ids, starts)), y)
+
+    return Net(), DataLoader(Texts(400, 0), 20, shuffle=True), DataLoader(Texts(200, 1), 20)
