@@ -19,6 +19,7 @@ from boltcutter.internals import foreach_norm
 EARLY = 8  # optimizer steps, all of which are looked at
 NO_EFFECT = 1e-4  # relative change of the weights in the whole training that cannot matter
 MANY_LOST = 3  # batches before one step
+SPARE = re.compile(r".\.(fc|head|classifier|last_linear|lm_head|pooler)\.")  # of a network within the module
 LARGE_OF_ADAM = 0.3  # its rate is by how much it changes each weight at first
 HUGE = 2.0  # change of a matrix in one step, relative to its size, and to 1 / sqrt(fan-in)
 ONE = torch.ones(1)
@@ -268,7 +269,10 @@ def unused_parameter(seen: Evidence) -> Lines:
     """A parameter never got a gradient, and no code but __init__ mentions it."""
     unused = [n for n in never_trained(seen) if not is_mentioned(seen.module, n, seen.trainer)]
     if unused:
-        yield f"{some(unused)} is never used: no method but __init__ mentions it; use it in forward, or remove it"
+        yield Line(
+            f"{some(unused)} is never used: no method but __init__ mentions it; use it in forward, or remove it",
+            "note" if all(map(SPARE.search, unused)) else None,
+        )
 
 
 @check("cut-gradient", "likely", at="summary")

@@ -103,7 +103,8 @@ def mixing(seen: Evidence) -> Lines:
             return  # or how many numbers are drawn, as of Gamma distributions
         for i, ((name, a), (_, b)) in enumerate(zip(base.tensors, other.tensors, strict=True)):
             if (
-                is_of_samples(probe, name, a, count)
+                (a.is_floating_point() or a.is_complex())
+                and is_of_samples(probe, name, a, count)
                 and not are_kept(a, b, keep, count)
                 and not are_permuted(a, b, keep.stop - keep.start)
                 and has_rows(probe, base, i, count)
@@ -191,7 +192,14 @@ def position(seen: Evidence) -> Lines:
         return
     parts = zip(base.tensors, flipped.tensors, other_seed.tensors, strict=True)
     for i, ((name, a), (_, b), (_, c)) in enumerate(parts):
-        is_same = a.shape != b.shape or is_close(a, b) or are_reversed(a, b, count) or are_permuted(a, b, count)
+        # Integers may be places on purpose, such as those at which the tokens of each text begin.
+        is_same = (
+            not (a.is_floating_point() or a.is_complex())
+            or a.shape != b.shape
+            or is_close(a, b)
+            or are_reversed(a, b, count)
+            or are_permuted(a, b, count)
+        )
         if is_close(a, c) and not is_same and is_of_samples(probe, name, a, count) and has_rows(probe, base, i, count):
             yield Line(
                 f"the result for a sample depends on its place in the batch, first in {name}, of shape "

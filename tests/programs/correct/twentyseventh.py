@@ -423,3 +423,24 @@ def texts_are_read_within_the_model():
             return F.cross_entropy(self.head(self.embed(ids, starts)), y)
 
     return Net(), DataLoader(Texts(400, 0), 20, shuffle=True), DataLoader(Texts(200, 1), 20)
+
+
+class Body(nn.Module):
+    """A network for pictures, of which others use the features."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+        self.fc = nn.Linear(32, 1000)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@no_bug()
+def head_of_a_body_is_left_unused():
+    class Net(Base):
+        def network(self):
+            return nn.Sequential(Body(), nn.Linear(32, 10))
+
+    return Net(), *digits()
