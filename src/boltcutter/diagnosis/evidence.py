@@ -313,7 +313,12 @@ def sampled(tensor: Tensor) -> Tensor:
     """Up to SAMPLE elements, evenly spread; a view where that is possible."""
     flat = values(tensor).reshape(-1)
     count = flat.numel()
-    return flat if count <= SAMPLE else flat[:: count // SAMPLE][:SAMPLE]
+    if count <= SAMPLE:
+        return flat
+    step = count // SAMPLE
+    while math.gcd(step, count) > 1:  # else all may be of one column, or one corner of each kernel
+        step -= 1
+    return flat[::step][:SAMPLE]
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from time import monotonic
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from boltcutter.data.mapped import BatchedMapDataset
 from boltcutter.data.sampler import Batch
@@ -34,6 +34,7 @@ class Splits:
 
     def __init__(self, loaders: Mapping[str, Any]) -> None:
         self.loaders = {name: loader for name, loader in loaders.items() if loader is not None}
+        self._datasets: dict[str, Any] = {}
         self._samples: dict[str, list[Any]] = {}
         self.baselines: dict[str, Any] = {}  # by the split on which they are measured
         self.remarks: list[Any] | None = None  # on values while samples of training are made; None before they were
@@ -44,8 +45,10 @@ class Splits:
         return self.loaders.get("train")
 
     def dataset(self, name: str) -> Any:
-        """The dataset of a split; None if there is none."""
-        return getattr(self.loaders.get(name), "dataset", None)
+        """The dataset of a split, or the part of it that its sampler reads; None if there is none."""
+        if name not in self._datasets:
+            self._datasets[name] = dataset_of(self.loaders.get(name))
+        return self._datasets[name]
 
     def samples(self, name: str) -> list[Any]:
         """Samples of a split, evenly spread over it, with their transforms; empty if they cannot be read."""
@@ -81,9 +84,17 @@ class Splits:
         return torch.stack(x).reshape(len(x), -1).double(), torch.stack([v.reshape(()) for v in y])
 
 
+def dataset_of(loader: Any) -> Any:
+    """The dataset of a loader; its Subset where a sampler such as SubsetRandomSampler has the indices of one."""
+    dataset, indices = getattr(loader, "dataset", None), getattr(getattr(loader, "sampler", None), "indices", None)
+    if not isinstance(dataset, Dataset) or isinstance(dataset, IterableDataset) or not isinstance(indices, Iterable):
+        return dataset
+    return Subset(dataset, sorted({int(i) for i in indices}))
+
+
 def read_batches(loader: Any, most: int, seconds: float) -> Iterator[Any]:
     """Samples of a loader, evenly spread."""
-    dataset = getattr(loader, "dataset", None)
+    dataset = dataset_of(loader)
     if dataset is None:
         return
     end = monotonic() + seconds

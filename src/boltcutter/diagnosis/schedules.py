@@ -126,6 +126,7 @@ def schedule_begun(seen: Evidence) -> Lines:
             calls >= MIN_CALLS
             and changes
             and changes[0] >= max(FAR_CALLS, FAR * calls)
+            and max(milestones_of(scheduler), default=0) <= seen.total_steps  # else of more epochs than are trained now
             and rates[-1] >= GONE * rates[0]
         ):
             yield (
@@ -239,6 +240,11 @@ def monitor_mode(seen: Evidence) -> Lines:
                 f"mode={'max' if higher else 'min'}",
                 subject=owner,
             )
+
+
+def milestones_of(scheduler: Any) -> list[int]:
+    """After which calls a schedule changes, if it says so."""
+    return [int(number) for number in vars(scheduler).get("milestones", ())]
 
 
 def _lengths(scheduler: Any) -> list[int]:

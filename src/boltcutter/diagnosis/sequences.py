@@ -402,14 +402,16 @@ def random_state(seen: Evidence) -> Lines:
     """In evaluation, a recurrent layer begins with random numbers that no layer has computed."""
     probe, kind = seen.probe, "training_step"
     layers = [(n, m) for n, m in seen.module.named_modules() if isinstance(m, CELLS)]
-    if probe is None or kind not in probe.batches or not layers or probe.size(kind) < FEWEST:
+    if probe is None or kind not in probe.batches or not layers or (count := probe.size(kind)) < FEWEST:
         return
     states: dict[str, list[Tensor]] = {}
 
     def look(name: str) -> Any:
         def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
             state = flatten(args[1] if len(args) > 1 else kwargs.get("hx"))
-            if state and isinstance(state[0], Tensor) and not state[0].requires_grad:
+            # Of several slots of a sample, random numbers tell which is which.
+            is_of_samples = state and isinstance(state[0], Tensor) and count in state[0].shape[:-1]
+            if is_of_samples and not state[0].requires_grad:
                 states.setdefault(name, []).append(state[0].detach().clone())
 
         return hook

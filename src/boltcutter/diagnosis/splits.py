@@ -451,16 +451,17 @@ def group_overlap(seen: Evidence) -> Lines:
     splits = seen.splits
     for first, second in PAIRS if splits else ():
         one, other = (_groups(splits.dataset(name)) for name in (first, second))  # type: ignore[union-attr]
-        if one and other and (common := sorted(map(str, one & other))):
+        # Series or users of whom each is one sample are split by time.
+        if (common := sorted(map(str, {*one} & {*other}))) and (len({*one}) < len(one) or len({*other}) < len(other)):
             yield Line(f"groups {some(common)} have samples in {first} and {second}; split by group", subject=second)
 
 
-def _groups(dataset: Any) -> set[Any]:
+def _groups(dataset: Any) -> list[Any]:
     if isinstance(dataset, Subset):
         whole = getattr(dataset.dataset, "groups", None)
-        return {_plain(whole[i]) for i in dataset.indices} if whole is not None else set()
+        return [_plain(whole[i]) for i in dataset.indices] if whole is not None else []
     found = getattr(dataset, "groups", None)
-    return {_plain(group) for group in found} if found is not None and not callable(found) else set()
+    return [_plain(group) for group in found] if found is not None and not callable(found) else []
 
 
 @check("group-overlap", "likely", at="data")

@@ -20,7 +20,7 @@ from programs.planted.twentysixth import (
 )
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
 
 @no_bug()
@@ -442,5 +442,83 @@ def head_of_a_body_is_left_unused():
     class Net(Base):
         def network(self):
             return nn.Sequential(Body(), nn.Linear(32, 10))
+
+    return Net(), *digits()
+
+
+@no_bug()
+def samplers_share_a_dataset():
+    order = torch.randperm(800, generator=torch.Generator().manual_seed(0))
+    whole = TensorDataset(*(torch.cat(parts) for parts in zip(*(d.tensors for d in digits(loaded=False)), strict=True)))
+    parts = [SubsetRandomSampler(part.tolist()) for part in (order[:600], order[600:])]
+    train, val = (DataLoader(whole, 32, sampler=part) for part in parts)
+    return Base(), train, val
+
+
+class Users(Dataset):
+    """What each user has clicked first, or later, and what follows."""
+
+    def __init__(self, later):
+        self.groups = [*range(200)]
+        clicks = torch.randint(8, (200, 1), generator=torch.Generator().manual_seed(0)) + torch.arange(14)
+        self.clicks = clicks[:, 6:14] % 8 if later else clicks[:, :8] % 8
+
+    def __len__(self):
+        return len(self.groups)
+
+    def __getitem__(self, i):
+        return self.clicks[self.groups[i], :-1], self.clicks[self.groups[i], -1]
+
+
+@no_bug()
+def users_are_split_by_time():
+    class Net(LossOnly):
+        def network(self):
+            return nn.Sequential(nn.Embedding(8, 16), nn.Flatten(), nn.Linear(7 * 16, 8))
+
+    return Net(), DataLoader(Users(False), 20, shuffle=True), DataLoader(Users(True), 20)
+
+
+@no_bug()
+def slots_begin_with_random_numbers():
+    class Net(LossOnly):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.randn(1, 1, 16))
+            self.read, self.cell = nn.Linear(8, 16), nn.GRUCell(16, 16)
+            self.write, self.places = nn.Linear(16, 64), nn.Parameter(torch.randn(8, 16) * 0.1)
+
+        def loss(self, x, y):
+            rows = self.read(x[:, 0]) + self.places
+            slots = self.mean + 0.5 * torch.randn(len(x), 3, 16, device=x.device)
+            for _ in range(2):
+                share = (slots @ rows.mT / 4).softmax(1)
+                seen = share / share.sum(-1, keepdim=True) @ rows
+                slots = self.cell(seen.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
+            return F.mse_loss(self.write(slots).sum(1), x.flatten(1))
+
+    return Net(), *digits()
+
+
+@no_bug()
+def milestones_of_a_longer_training():
+    class Net(Base):
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+            return [optimizer], [torch.optim.lr_scheduler.MultiStepLR(optimizer, [100, 150], 0.1)]
+
+    return Net(), *digits(batch=16)
+
+
+@no_bug()
+def kernels_see_one_place_only():
+    class Net(Base):
+        def network(self):
+            layers = [nn.Conv2d(1, 64, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+            layers += [nn.Conv2d(64, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU()]
+            return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 10))
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=5e-4, weight_decay=1e-4)
 
     return Net(), *digits()
