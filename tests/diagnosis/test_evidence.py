@@ -9,6 +9,12 @@ def test_few_elements_are_sampled_and_those_of_a_sparse_tensor_are_its_values() 
     assert sampled(torch.zeros(3, 4).T).shape == (12,)
 
 
+def test_samples_of_a_kernel_are_not_all_of_one_corner_nor_those_of_a_matrix_of_one_column() -> None:
+    kernel, matrix = torch.arange(9.0).repeat(128 * 64), torch.arange(256.0).repeat(1024)
+    assert len(sampled(kernel.view(128, 64, 3, 3)).unique()) == 9
+    assert len(sampled(matrix.view(1024, 256)).unique()) > 100
+
+
 def test_tensors_that_are_not_zero_are_found() -> None:
     tiny = torch.tensor([1e-30], dtype=torch.float32)  # whose square is 0
     assert nonzero([torch.zeros(2), tiny, torch.zeros(0), torch.eye(2).to_sparse()]) == [False, True, False, True]

@@ -508,17 +508,3 @@ def milestones_of_a_longer_training():
             return [optimizer], [torch.optim.lr_scheduler.MultiStepLR(optimizer, [100, 150], 0.1)]
 
     return Net(), *digits(batch=16)
-
-
-@no_bug()
-def kernels_see_one_place_only():
-    class Net(Base):
-        def network(self):
-            layers = [nn.Conv2d(1, 64, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
-            layers += [nn.Conv2d(64, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU()]
-            return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 10))
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), lr=5e-4, weight_decay=1e-4)
-
-    return Net(), *digits()
