@@ -501,7 +501,7 @@ def slots_begin_with_random_numbers():
 
 
 @no_bug()
-def milestones_of_a_longer_training():
+def milestones_of_a_training_of_two_hundred_epochs():
     class Net(Base):
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
