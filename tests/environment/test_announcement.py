@@ -79,13 +79,33 @@ def wait_for(number: int, folder: Path) -> None:
 
 def test_the_watching_process_ends_with_the_run(tmp_path: Path) -> None:
     with hanging(tmp_path / "run", "wait_for_lock", "wait_for_lock") as started:
-        wait_for(1, tmp_path / "run")  # it starts, and forks
+        try:
+            wait_for(1, tmp_path / "run")  # it starts, and forks
+        except AssertionError:
+            found = facts(tmp_path / "run")
+            raise AssertionError(f"no process watches; ranks: {[p.poll() for p in started]}, facts: {found}") from None
         time.sleep(0.2)
         assert len(watching(tmp_path / "run")) == 1, "one on each node"
         for process in started:
             process.kill()
             process.wait()
         wait_for(0, tmp_path / "run")
+
+
+def test_a_watching_process_waits_for_the_rank_that_has_started_it(tmp_path: Path) -> None:
+    watch = hang.Watch(str(tmp_path.resolve()), 60, os.getpid())
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    time.sleep(1)
+    assert thread.is_alive()
+    with announcement.announce(tmp_path, 60):
+        end = time.monotonic() + 30
+        while os.getpid() not in watch.members and time.monotonic() < end:
+            time.sleep(0.05)
+        assert os.getpid() in watch.members
+    announcement.withdraw()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_the_watching_process_ends_when_a_process_withdraws_while_it_runs(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ ASK = getattr(signal, "SIGRTMIN", 0) + 6  # asks a process for its stacks
 END = getattr(signal, "SIGRTMIN", 0) + 7  # raises HangError in a process
 ANSWER_SECONDS = 2.0  # for stacks
 POLL_SECONDS = 0.5
+START_SECONDS = 10.0  # for which the rank that has started this process is looked for
 SUSPENDED = 10.0  # seconds between two polls after which this process was suspended itself
 EARLY = 2.5  # seconds before the timeout at which stacks are taken, while collectives still wait
 GRACE = 12.0  # seconds that a rank has to notice that another has failed
@@ -140,7 +141,7 @@ class Process:
     def read(self) -> dict[str, Any]:
         """Its facts now."""
         for _ in range(10):  # it may be writing them
-            with suppress(ValueError):
+            with suppress(ValueError, TypeError):
                 self.facts = dict(json.loads(read_text(self.file, 0)))
                 return self.facts
         raise ValueError("no facts")
@@ -485,7 +486,7 @@ class Watch:
 
     def run(self) -> None:
         """Watch until no process is left."""
-        before = time.monotonic()
+        begin = before = time.monotonic()
         while True:
             now = time.monotonic()
             if (gap := now - before) > SUSPENDED:
@@ -497,7 +498,8 @@ class Watch:
             if not self.members:
                 self.next_scan = 0.0
                 self.scan(now)
-                if not self.members:
+                is_waiting = self.attempt is None and now < begin + START_SECONDS
+                if not self.members and not (is_waiting and os.path.exists(f"/proc/{self.leader}")):
                     return
             self.judge(now)
             poll = select.poll()
