@@ -12,12 +12,19 @@ from programs.running import assert_named, bugs_of
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
 from boltcutter.diagnosis.schedules import schedule_dead
+from boltcutter.diagnosis.trial import Trial
 
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning and torch, about the small programs
 @pytest.mark.parametrize("program", bugs_of("schedules"))
 def test_a_planted_bug_is_named(program: Program, tmp_path: Path) -> None:
     assert_named(program, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", bugs_of("schedules", probed=True))
+def test_a_bug_of_a_schedule_that_only_a_trial_calls_is_named(program: Program, tmp_path: Path) -> None:
+    assert_named(program, tmp_path, Trial())
 
 
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
