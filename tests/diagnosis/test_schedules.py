@@ -7,8 +7,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from programs import Program
-from programs.running import assert_named, bugs_of
+from programs import Base, Program, digits
+from programs.running import assert_named, bugs_of, trainer_of
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
 from boltcutter.diagnosis.schedules import schedule_dead
@@ -102,3 +102,29 @@ def evidence(scheduler: Any, module: L.LightningModule) -> Any:
     trainer = SimpleNamespace(num_training_batches=10, max_epochs=10, lr_scheduler_configs=[config])
     trainer.optimizers = [scheduler.optimizer]
     return SimpleNamespace(probe=None, trainer=trainer, total_steps=100, module=module)
+
+
+class Counts(Base):
+    """Counts how often its schedule asks for a rate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def rate(self, step: int) -> float:
+        self.asked.append(step)
+        return max(0.0, 1 - step / self.trainer.estimated_stepping_batches)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
+        return [optimizer], [{"scheduler": LambdaLR(optimizer, self.rate), "interval": "step"}]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trial_that_calls_a_function_of_the_module_leaves_nothing_changed(tmp_path: Path) -> None:
+    asked = []
+    for callback in (Trial(), L.pytorch.callbacks.Timer()):
+        module = Counts()
+        trainer_of(tmp_path, callback, max_epochs=1, limit_train_batches=8).fit(module, *digits())
+        asked.append(module.asked)
+    assert asked[0] == asked[1]

@@ -9,6 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType, NoneType, SimpleNamespace
 from typing import Any
 
@@ -260,10 +261,16 @@ def _lengths(scheduler: Any) -> list[int]:
 
 def rates_of(seen: Evidence, scheduler: Any, calls: int) -> list[float]:
     """The rate after each call of a copy without weights, from now on; empty if it cannot be computed."""
-    if seen.probe is None and not all(_is_pure(function) for function in _functions(scheduler)):
-        return []  # only a trial calls others
+    functions = [*_functions(scheduler)]
+    unchanged: AbstractContextManager[None] = nullcontext()
+    if not all(map(_is_pure, functions)):
+        if seen.probe is None or not all(_is_restored(function, seen.module) for function in functions):
+            return []
+        from boltcutter.diagnosis.probe import kept  # which no training imports
+
+        unchanged = kept(seen.module)
     try:
-        with warnings.catch_warnings():
+        with unchanged, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizer has made no step
             twin = _twin(seen, scheduler)
             rates = [max(float(group["lr"]) for group in twin.optimizer.param_groups)]
@@ -273,6 +280,20 @@ def rates_of(seen: Evidence, scheduler: Any, calls: int) -> list[float]:
             return rates
     except Exception:  # of somebody else's scheduler, which may need anything
         return []
+
+
+def _is_restored(function: Any, module: L.LightningModule) -> bool:
+    """Whether all that a function may change is an attribute of the module, which a trial restores."""
+    owner, code = getattr(function, "__self__", module), getattr(function, "__func__", function)
+    if not inspect.isfunction(code) or not any(owner is part for part in module.modules()):
+        return False
+    if {step.opname for step in dis.get_instructions(code)} & {"STORE_GLOBAL", "STORE_DEREF"}:
+        return False
+    used = inspect.getclosurevars(code)
+    return all(
+        value is owner or isinstance(value, CONSTANTS) or inspect.isroutine(value)
+        for value in (*used.nonlocals.values(), *used.globals.values(), *(code.__defaults__ or ()))
+    )
 
 
 def _changes(rates: list[float]) -> list[int]:

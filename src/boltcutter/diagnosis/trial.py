@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 
-from boltcutter.diagnosis import averages, on_demand, rates, statements  # noqa: F401  the latter registers what a trial asks
+from boltcutter.diagnosis import averages, on_demand, rates, statements  # noqa: F401  on_demand registers its checks
 from boltcutter.diagnosis.evidence import overrides
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants
 from boltcutter.diagnosis.loaders import MOST, Splits
