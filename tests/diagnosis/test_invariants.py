@@ -280,3 +280,10 @@ def test_the_documentation_lists_each_check_and_its_rule() -> None:
         assert [line for line in lines if line.endswith(f"| {each.rule.replace('``', '`')} |")], each.name
     named = set(re.findall(r"^\| `([\w-]+)` \| (?:certain|likely|note) \|", text, re.M))
     assert named == {each.name for group in CHECKS.values() for each in group}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_copy_looks_when_it_is_trained_itself_as_in_a_process_that_was_spawned(tmp_path: Path) -> None:
+    watch = pickle.loads(pickle.dumps(Invariants(ignore=["no-gradient"])))
+    assert_named(BUGS["leaf_loss"], tmp_path, watch)
+    assert watch.findings

@@ -75,10 +75,7 @@ class Invariants(Callback):
         if on_finding not in ("warn", "error"):
             raise ValueError(f"callback.invariants.on_finding={on_finding}: must be warn or error; try warn")
         self.ignore, self.on_finding, self.folder = tuple(ignore), on_finding, folder and Path(folder)
-        chosen = [each for name, group in CHECKS.items() if name not in ignore for each in group]
         self._checks: dict[Moment, list[Check]] = {}
-        for each in chosen:
-            self._checks.setdefault(each.at, []).append(each)
         self.findings: list[Finding] = []
         self._said: set[tuple[str, str]] = set()
         self._until = math.inf  # of a trial: when no further check is asked
@@ -92,7 +89,7 @@ class Invariants(Callback):
         self._hooked = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy sees nothing: a trainer or a callback may be pickled while it trains."""
+        """A copy that is made while it trains sees nothing, until it is trained itself."""
         state = vars(self).copy()
         return state | {"_seen": None, "_handles": [], "_watch": None, "_checks": {}}
 
@@ -106,7 +103,10 @@ class Invariants(Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remember which parameters there are when optimizers are made; validation, which may create some, is later."""
         self._close()
-        self._seen = Evidence(trainer, pl_module)
+        self._seen, self._checks = Evidence(trainer, pl_module), {}
+        # Here, as a copy of it may be what is trained, in a process that was spawned.
+        for each in (each for name, group in CHECKS.items() if name not in self.ignore for each in group):
+            self._checks.setdefault(each.at, []).append(each)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check what is known before the first step, and look at it."""

@@ -610,7 +610,7 @@ def seeded_in_each_epoch(seen: Evidence) -> Lines:
             continue
         for call in (n for n in ast.walk(place.tree) if isinstance(n, ast.Call) and called_name(n) in SEEDING):
             is_global = isinstance(call.func, ast.Name) or ast.unparse(call.func).startswith(
-                ("torch.", "L.", "pl.", "np.")
+                ("torch.", "L.", "pl.", "lightning.")
             )
             if is_global and call.args and not CHANGES.search(ast.unparse(call.args[0])):
                 yield Line(

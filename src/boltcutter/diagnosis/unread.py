@@ -101,7 +101,6 @@ def unread_attribute(seen: Evidence) -> Lines:
     owners: list[tuple[str, Any, dict[str, Any]]] = [
         (name, m, vars(m)) for name, m in seen.module.named_modules() if type(m).__module__.startswith("torch.nn.")
     ]
-    owners += [(name, p, vars(p)) for name, p in seen.parameters.items()]
     owners += [(type(o).__name__, o, vars(o)) for o in seen.optimizers if type(o).__module__.startswith("torch.")]
     for name, owner, given in owners:
         for key in given:
@@ -113,7 +112,8 @@ def unread_attribute(seen: Evidence) -> Lines:
     for optimizer in seen.optimizers:
         for key in {key for group in optimizer.param_groups for key in group if isinstance(key, str)}:
             meant = RATES.get(key, "")
-            if key not in optimizer.defaults and meant in optimizer.defaults:
+            is_read = re.search(rf"[\[(][\"']{key}[\"'][,)\]](?!\s*=[^=])", text)
+            if key not in optimizer.defaults and meant in optimizer.defaults and not is_read:
                 yield Line(
                     f'the parameter groups of {type(optimizer).__name__} have "{key}", which it does not read, so it '
                     f'changes nothing; set "{meant}"',
@@ -129,7 +129,12 @@ def unread_attribute(seen: Evidence) -> Lines:
         for node in (node for node in ast.walk(tree) if isinstance(node, ast.Assign)):
             for target in node.targets:
                 key = target.attr if isinstance(target, ast.Attribute) else ""
-                if key != "requires_grad" and difflib.SequenceMatcher(None, key, "requires_grad").ratio() > CLOSE:
+                is_own = key != "requires_grad_" and re.search(rf"\.{key}\b(?!\s*=[^=])", text)
+                if (
+                    key != "requires_grad"
+                    and not is_own
+                    and difflib.SequenceMatcher(None, key, "requires_grad").ratio() > CLOSE
+                ):
                     yield Line(
                         f"`{ast.unparse(target)}` is set, but nothing reads it; write requires_grad", subject=key
                     )

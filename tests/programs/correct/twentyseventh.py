@@ -153,6 +153,31 @@ def groups_have_names_and_scales():
 
 
 @no_bug()
+def own_schedule_reads_a_key_of_its_groups():
+    class Net(Fades):
+        def fade(self, share):
+            for group in self.optimizers().optimizer.param_groups:
+                group.setdefault("decay", 0.9)
+                group["lr"] = self.lr * group["decay"] ** self.current_epoch
+
+    return Net(), *digits()
+
+
+@no_bug()
+def own_attribute_has_a_name_that_is_near():
+    class Net(Fades):
+        def __init__(self):
+            super().__init__()
+            self.requires_grads = [p.requires_grad for p in self.parameters()]
+
+        def fade(self, share):
+            for p, wanted in zip(self.parameters(), self.requires_grads, strict=True):
+                p.requires_grad_(wanted)
+
+    return Net(), *digits()
+
+
+@no_bug()
 def own_drop_reads_its_rate():
     class Net(Fades):
         def fade(self, share):
