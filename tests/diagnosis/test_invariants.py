@@ -165,10 +165,12 @@ def test_a_check_of_the_user_is_asked_and_one_that_fails_ends_nothing(
 
     watch = Invariants(folder=tmp_path)
     assert CHECKS["large-batch"][0].rule == "More than 10 samples."
-    for name in CHECKS.keys() - before.keys():
-        del CHECKS[name]
     trainer = trainer_of(tmp_path, watch, max_epochs=1)
-    trainer.fit(Base(), *digits(64, 32))
+    try:
+        trainer.fit(Base(), *digits(64, 32))
+    finally:
+        for name in CHECKS.keys() - before.keys():
+            del CHECKS[name]
     assert trainer.global_step == 2
     assert [(f.check, f.level) for f in watch.findings] == [("large-batch", "likely"), ("broken", "note")]
     assert [each["check"] for each in read_record(tmp_path)["findings"]] == ["large-batch", "broken"]
