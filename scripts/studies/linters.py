@@ -109,6 +109,22 @@ def answer(tool: str, kind: str, name: str) -> set[str] | str:
         return f"{type(error).__name__}: {str(error)[:200]}"
 
 
+def in_time(tool: str, kind: str, name: str) -> set[str] | str:
+    """What a tool says of a program in a process of its own, which may hang."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: sender.send(answer(tool, kind, name)))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv() if receiver.poll(SECONDS) else f"takes more than {SECONDS} s"
+    except EOFError:
+        return "the process ends"
+    finally:
+        process.kill()
+        process.join()
+
+
 def main() -> None:
     """Print a row for each tool."""
     tools = [word for word in sys.argv[1:] if word in TOOLS]
@@ -120,11 +136,7 @@ def main() -> None:
             for name, program in group.items():
                 if chosen and not chosen & {name, program.make.__module__.rpartition(".")[2]}:
                     continue
-                with multiprocessing.get_context("fork").Pool(1) as pool:
-                    try:
-                        found = pool.apply_async(answer, (tool, kind, name)).get(SECONDS)
-                    except multiprocessing.TimeoutError:
-                        found = f"takes more than {SECONDS} s"
+                found = in_time(tool, kind, name)
                 print(f"  {tool} {kind} {name}: {found}", file=sys.stderr, flush=True)
                 counts[kind] += 1
                 if isinstance(found, str):

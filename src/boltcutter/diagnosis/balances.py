@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import re
 import types
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.probe import Probe, Trace
-from boltcutter.diagnosis.source import members, own_classes, says, tree_of
+from boltcutter.diagnosis.source import callback_classes, is_function, members, own_classes, says, tree_of
 from boltcutter.structure import flatten, with_tensors
 
 MOST_VALUES = 16  # of a parameter that weighs terms
@@ -30,6 +31,7 @@ TIMES = frozenset(("current_epoch", "global_step", "epoch", "step", "total_batch
 WEIGHTS = re.compile(
     r"(^|_)(beta|kl|klw|weight|alpha|lam|lambda|ramp|warm|warm_?up|anneal\w*|coef\w*|factor|scale)(_|$)"
 )
+BATCHES, WARM = frozenset(("batch_idx", "batch_index")), re.compile("warm", re.IGNORECASE)
 BOUNDS = frozenset(("min", "minimum", "clip", "clamp"))
 
 
@@ -161,6 +163,61 @@ def whole_ramp(seen: Evidence) -> Lines:
                 subject=f"{function.__qualname__}:{line}",
             )
             return
+
+
+@check("ramp-restarts", "likely", at="probe")
+def ramp_restarts(seen: Evidence) -> Lines:
+    """A ramp up to 1, or to the end of a warm-up, counts the batches of an epoch, and nothing there counts epochs."""
+    epochs = seen.trainer.max_epochs
+    if seen.probe is None or epochs in (0, 1):
+        return
+    own = [f for cls in callback_classes(seen.trainer) for f in vars(cls).values() if is_function(f)]
+    for function in (*_functions(seen.module), *own):
+        names = {*inspect.signature(function).parameters} & BATCHES
+        code = function.__code__
+        if not names or TIMES & {*code.co_names} or any("epoch" in n for n in (*code.co_names, *code.co_varnames)):
+            continue
+        tree = tree_of(function)
+        counted = {*names}
+        for node in _that_count(tree) if tree is not None else ():
+            if isinstance(node, ast.Assign) and _mentions(node.value, counted) and not isinstance(node.value, ast.Call):
+                counted |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+            if text := _restarting(node, counted):
+                line = code.co_firstlineno + node.lineno - 1  # type: ignore[attr-defined]
+                yield Line(
+                    f"`{text}` ({function.__qualname__}, line {line}) begins again in each epoch, as "
+                    f"{min(names)} does; use self.trainer.global_step",
+                    subject=f"{function.__qualname__}:{line}",
+                )
+                return
+
+
+def _restarting(node: ast.AST, counted: set[str]) -> str:
+    """A node that is min(1, count / …), or count < warm-up; else empty."""
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        is_bound = any(isinstance(v, ast.Constant) and v.value == 1 for v in node.args)
+        ratios = [v for each in node.args for v in ast.walk(each) if isinstance(v, ast.BinOp)]
+        is_ramp = any(isinstance(v.op, ast.Div) and _mentions(v.left, counted) for v in ratios)
+        return ast.unparse(node)[:80] if name in BOUNDS and is_bound and is_ramp else ""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Lt | ast.LtE):
+        limit = ast.unparse(node.comparators[0])
+        return ast.unparse(node)[:80] if _mentions(node.left, counted) and WARM.search(limit) else ""
+    return ""
+
+
+def _that_count(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of code, without those that only tell something: arguments of logs and prints."""
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        called = child.func if isinstance(child, ast.Call) else None
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if not name.startswith(("log", "print", "set_", "update")):
+            yield from _that_count(child)
+
+
+def _mentions(node: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(node))
 
 
 def _functions(module: nn.Module) -> Iterator[types.FunctionType]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from boltcutter.diagnosis.probe import Probe
 
 SAMPLE = 512  # elements of each parameter that are compared
+WITH_WEIGHTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Update:
         lost: Training steps since the last one without any, whose gradients were cleared.
         dropped: Names of parameters without a gradient, of which that of an earlier backward pass of the same training
             step was cleared.
+        against: Name of the optimizer that has just changed the same parameters by a loss that this step undoes.
     """
 
     optimizer: Optimizer
@@ -65,6 +67,7 @@ class Update:
     of_others: str = ""
     lost: int = 0
     dropped: set[str] = field(default_factory=set)
+    against: str = ""
 
 
 @dataclass
@@ -80,6 +83,7 @@ class Steps:
     looks: int = 0
     idle: int = 0  # of which all gradients were 0
     mixed: int = 0  # of which gradients were those of another optimizer's loss, too
+    opposed: int = 0  # of which the step undid that of another optimizer
     ratios: list[tuple[float, float]] = field(default_factory=list)  # relative change, learning rate
     jumps: list[float] = field(default_factory=list)  # changes larger than the weights, of the median matrix
     stuck: list[float] = field(default_factory=list)
@@ -133,6 +137,7 @@ class Evidence:
         self.parameters: dict[str, nn.Parameter] = {}
         self.names: dict[int, str] = {}  # of parameters by identity
         self.owned: set[int] = set()  # identities of parameters that an optimizer has
+        self.shared: set[str] = set()  # parameters that several optimizers have, in manual optimization
         self.frozen: set[str] = set()  # parameters that require no gradient when training begins
         self.sharded, self.compiled = False, is_compiled(module)
         # of the step that is looked at
@@ -198,6 +203,9 @@ class Evidence:
         self.owned = self.optimized()
         self.sharded = any(hasattr(p, "full_tensor") for p in self.parameters.values()) or is_sharded(trainer)
         self.compiled = is_compiled(module)
+        counts = Counter(id(p) for o in self.optimizers for group in o.param_groups for p in group["params"])
+        if not module.automatic_optimization and not self.sharded:
+            self.shared = {name for key, name in self.names.items() if counts[key] > 1}
         self.steps = defaultdict(Steps)
         self.calls_of_schedules = {
             id(config.scheduler): int(getattr(config.scheduler, "last_epoch", 0))

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.optim import Adam, Adamax, AdamW, NAdam, RAdam
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
-from boltcutter.diagnosis.evidence import Evidence, Update, sampled
+from boltcutter.diagnosis.evidence import WITH_WEIGHTS, Evidence, Update, sampled
 from boltcutter.diagnosis.source import depends_on_time, is_installed, is_mentioned, is_only_in_branches
 from boltcutter.internals import foreach_norm
 
@@ -101,17 +101,23 @@ def mostly_zero(seen: Evidence) -> Lines:
 
 @check("foreign-gradient", "likely", at="step")
 def foreign_gradient(seen: Evidence) -> Lines:
-    """At three looks, gradients of a step are also those of a loss by which another optimizer has stepped."""
+    """At three looks, a step follows the loss of another optimizer, too, or undoes what that has taught its weights."""
     assert seen.update is not None
     update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
-    if update.of_others:
-        steps.mixed += 1
-        if steps.mixed >= 3:
-            yield (
-                f"{_name(update)} (optimizer {seen.optimizers.index(update.optimizer)}) also follows the gradient of "
-                f"the loss of {update.of_others}, as of a discriminator; detach() what that loss gets, or call "
-                "zero_grad() before the own backward pass"
-            )
+    steps.mixed += bool(update.of_others)
+    steps.opposed += bool(update.against)
+    number = seen.optimizers.index(update.optimizer)
+    if update.of_others and steps.mixed >= 3:
+        yield (
+            f"{_name(update)} (optimizer {number}) also follows the gradient of the loss of {update.of_others}, as of "
+            "a discriminator; detach() what that loss gets, or call zero_grad() before the own backward pass"
+        )
+    if update.against and steps.opposed >= 3:
+        yield (
+            f"{some(sorted(seen.shared & update.nonzero))} is in {update.against}, and in optimizer {number}, whose "
+            "step undoes its, as that of a generator that also trains the discriminator; give each optimizer "
+            "the parameters of its network only"
+        )
 
 
 @check("frozen-changes", "certain", at="step")
@@ -147,17 +153,19 @@ def huge_update(seen: Evidence) -> Lines:
     """At three looks, the median matrix changed by twice its size, or twice 1 / sqrt(fan-in); or Adam's rate is 0.3."""
     assert seen.update is not None
     update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
-    jumps = []
+    jumps, is_network = [], False
     for name, moved in (update.moved or {}).items():
         p = update.parameters[name]
         if p.ndim > 1 and p.numel() and p.requires_grad:
             count = min(p.numel(), 512)
             scale = max(update.size[name] / math.sqrt(count), (p.numel() / len(p)) ** -0.5)
             jumps.append(moved / math.sqrt(count) / scale)
+            layer = seen.module.get_submodule(name.rpartition(".")[0]) if name in seen.parameters else None
+            is_network |= isinstance(layer, WITH_WEIGHTS)  # and no embedding or picture, which may move that far
     middle = sorted(jumps)[len(jumps) // 2] if jumps else 0.0
     # Adam's first step is the rate; later ones are not smaller, but the weights are then as large.
     is_adam = isinstance(update.optimizer, Adam | AdamW | NAdam | RAdam | Adamax) and update.rate >= LARGE_OF_ADAM
-    if middle > HUGE or (is_adam and jumps):
+    if middle > HUGE or (is_adam and is_network):
         steps.jumps.append(middle)
         if len(steps.jumps) >= 3:
             yield (

@@ -36,6 +36,7 @@ UNUSED = 0.25  # share of an input without influence
 FEWEST = 4  # nodes of a split
 SIDE = 8  # pixels, and pictures
 ALIKE, UNLIKE = 0.1, 0.05  # correlations of neighbours
+COLORED = 0.03  # share of the variance that is of colors
 ENDS = re.compile(r"(^|_)(not_)?(dones?|terminals?|terminated|is_last)($|_)")
 SPLIT = re.compile(r"(^|\.)train(ing)?(_(masks?|idx|index|indices|ids|nodes))?$")
 EVENTS = re.compile(r"(^|_)(events?|censored|censoring|uncensored|event_indicators?|is_event)($|_)", re.IGNORECASE)
@@ -65,25 +66,51 @@ def reshape_not_transpose(seen: Evidence) -> Lines:
 
 @check("reshape-not-transpose", "likely", at="probe")
 def channels_reshaped(seen: Evidence) -> Lines:
-    """Rows of pictures (N, C, H, W), of 2 to 4 channels, are like their neighbours only if read as (N, H, W, C)."""
+    """Rows of pictures of 2 to 4 channels, or times of series, are like the next ones only if read in another order."""
     probe = seen.probe
     for t in flatten(probe.batches.get("training_step", ())) if probe is not None else ():
-        is_picture = isinstance(t, Tensor) and t.ndim == 4 and 2 <= t.shape[1] <= 4 and min(t.shape[2:]) >= SIDE
-        if not is_picture or t.is_complex() or len(t) < SIDE:
-            continue
-        x = t.double() - t.double().mean(0)
-        count, channels, height, width = t.shape
-        as_given = _likeness(x[:, :, 1:], x[:, :, :-1])
-        read = x.reshape(count, height, width, channels)
+        is_data = isinstance(t, Tensor) and t.ndim > 2 and not t.is_complex() and len(t) >= SIDE
+        if is_data and t.ndim == 4 and 2 <= t.shape[1] <= 4 and min(t.shape[2:]) >= SIDE:
+            yield from _channels_of_pictures(t.double())
+        elif is_data and t.ndim == 3 and t.is_floating_point() and 2 <= t.shape[1] <= t.shape[2] >= SIDE:
+            yield from _channels_of_series(t.double())
+
+
+def _channels_of_pictures(t: Tensor) -> Lines:
+    x, (count, channels, height, width) = t - t.mean(0), t.shape
+    if _likeness(x[:, :, 1:], x[:, :, :-1]) <= -UNLIKE:
+        return  # a pattern that recurs after as many rows as there are channels makes neighbours unlike
+    x = x - x.mean((1, 2, 3), keepdim=True)
+    as_given, beside = _likeness(x[:, :, 1:], x[:, :, :-1]), _likeness(x[..., 1:], x[..., :-1])
+    last, first = x.reshape(count, height, width, channels), x.movedim(1, 3).reshape(t.shape).movedim(1, 3)
+    for read, remedy in (
+        (last, "channels were last, and a reshape has only exchanged the sizes; use permute(2, 0, 1)"),
+        (first, "channels were first, and a reshape has taken them for the last; use reshape(C, H, W)"),
+    ):
         down, across = _likeness(read[:, 1:], read[:, :-1]), _likeness(read[:, :, 1:], read[:, :, :-1])
-        # A pattern that recurs after as many rows as there are channels makes neighbours unlike.
-        if as_given > -UNLIKE and down > max(as_given + ALIKE, 1.5 * as_given) and across > down / 3:
+        # Of pictures of few colors, channels differ, read otherwise, but are the same as they are.
+        colors, own = (float(means.var(1, correction=0).mean()) for means in (read.mean((1, 2)), x.mean((2, 3))))
+        is_colored = down > as_given + COLORED and colors > COLORED * float(x.var()) and own < colors / 10
+        is_wider = read is last or across > beside + COLORED  # as of rows that are one color each
+        if across > down / 3 and is_wider and (is_colored or down > max(as_given + ALIKE, 1.5 * as_given)):
             yield (
                 f"pictures {tuple(t.shape)} have rows that are like the next one ({down:.2f}) only if their values are "
-                f"read as {tuple(read.shape)}, and not as they are ({as_given:.2f}): channels were last, and a reshape "
-                "has only exchanged the sizes; use permute(2, 0, 1), or transpose(2, 0, 1) of NumPy"
+                f"read in another order, and not as they are ({as_given:.2f}): {remedy}"
             )
             return
+
+
+def _channels_of_series(t: Tensor) -> Lines:
+    x, (count, channels, times) = t - t.mean(0), t.shape
+    read = x.reshape(count, times, channels)
+    as_given = max(_likeness(x[:, :, 1:], x[:, :, :-1]), _likeness(x[:, 1:], x[:, :-1]))
+    along = _likeness(read[:, 1:], read[:, :-1])
+    if -UNLIKE < as_given < ALIKE + UNLIKE and along > 2 * (as_given + ALIKE):
+        yield (
+            f"series {tuple(t.shape)} have times that are like the next one ({along:.2f}) only if their values are "
+            f"read as {tuple(read.shape)}, and not as they are ({as_given:.2f}): channels were last, and a reshape "
+            "has only exchanged the sizes; use transpose"
+        )
 
 
 def _likeness(a: Tensor, b: Tensor) -> float:

@@ -33,6 +33,7 @@ SUMMARIES = frozenset(FIRST << 4 * i for i in range(12))  # 8, 128, 2048, …
 ALL_VALIDATION = 8  # validation batches that are looked at, and after them the 16th, 32nd, 64th, …
 VALIDATIONS = 3  # in the first of which metrics are watched
 FOLLOW_UPS = 8  # further looks in a training, right after one at which gradients are missing or 0
+OPPOSED = -0.3  # cosine of two gradients
 PATIENCE = 64  # batches without an optimizer step, after which it no longer looks
 
 
@@ -469,6 +470,10 @@ class Watch:
         # In one training step: backward passes that added to the gradients of each optimizer, and its steps, by pass.
         self.sources: dict[int, set[int]] = {}
         self.stepped: dict[int, set[int]] = {}
+        # Of parameters that several optimizers have: those with a gradient after each backward pass, and samples of
+        # the gradients at each step.
+        self.reach: dict[int, set[str]] = {}
+        self.pulls: dict[int, dict[str, Tensor]] = {}
         self.ran: set[str] = set()
         self.reached: set[str] = set()  # parameters of optimizers that made a step, with a gradient
         self.unreached: set[str] = set()
@@ -505,7 +510,7 @@ class Watch:
             callback._ask("batch")
         self.is_within_step = True
         self.waiting = {key for key, had in self.had_gradient.items() if had and self.sources and not self.stepped}
-        self.sources, self.stepped, self.held, self.dropped = {}, {}, {}, {}
+        self.sources, self.stepped, self.held, self.dropped, self.reach, self.pulls = {}, {}, {}, {}, {}, {}
         output = step(*args, **options)
         self.is_within_step = False
         with Guarded(callback):
@@ -569,6 +574,7 @@ class Watch:
                     flags = nonzero([p.grad for p in found])
                     names = [seen.names.get(id(p), "") for p, flag in zip(found, flags, strict=True) if flag]
                     self.held.setdefault(key, {}).update(dict.fromkeys(names, self.backward_passes))
+                    self.reach.setdefault(self.backward_passes, set()).update(names)
             for optimizer in seen.optimizers:
                 key = id(optimizer)
                 self.had_gradient[key] = any_nonzero([p.grad for p in parameters[key] if p.grad is not None])
@@ -612,13 +618,14 @@ class Watch:
         self.found_zero |= 0 < len(live) < len(with_gradient)
         known = self.backward_passes > 0
         of_others, dropped = self.other_loss(key), self.dropped.pop(key, set()) - live - {""}
+        against = self.opposed(optimizer, named, live) if seen.shared else ""
         self.stepped.setdefault(key, set()).add(self.backward_passes)
         cleared = self.cleared.pop(key, not known) if known else True
         cleared = not self.added.pop(key, False) or cleared
         rate = max((float(group.get("lr", 1.0)) for group in optimizer.param_groups), default=1.0)
         update = Update(
             optimizer, number, named, set(with_gradient), live, None, {}, rate, 0.0, cleared,
-            self.had_gradient.pop(key, False), of_others, self.lost.pop(key, 0), dropped,
+            self.had_gradient.pop(key, False), of_others, self.lost.pop(key, 0), dropped, against,
         )  # fmt: skip
         seen.steps[key].rated |= update.rate != 0
         self.compare(update)
@@ -644,6 +651,27 @@ class Watch:
             if id(optimizer) != key and between:
                 return f"optimizer {self.seen.optimizers.index(optimizer)}"
         return ""
+
+    def opposed(self, optimizer: Optimizer, named: Mapping[str, Tensor], live: set[str]) -> str:
+        """The optimizer, with some of the same parameters, of which this one undoes the step that it has just made.
+
+        By opposed gradients; or this one has all parameters, and follows a loss that trains others through those of an
+        optimizer whose own loss reaches no others, as a generator is trained through its discriminator.
+        """
+        own = {n: sampled(p.grad).clone() for n in live & self.seen.shared if (p := named[n]).grad is not None}
+        found = ""
+        for number, other in enumerate(self.seen.optimizers):
+            pulls, steps = self.pulls.get(id(other), {}), self.stepped.get(id(other), set())
+            both = sorted(own.keys() & pulls.keys())
+            if other is optimizer or not both or self.backward_passes in steps:
+                continue
+            one, two = (joined([each[n] for n in both]) for each in (own, pulls))
+            theirs = self._named(other).keys()
+            is_whole = {id(p) for p in named.values()} >= self.seen.owned and bool(live - theirs)
+            if float(torch.cosine_similarity(one, two, 0)) < OPPOSED or (is_whole and self.reach[max(steps)] <= theirs):
+                found = f"optimizer {number}"
+        self.pulls[id(optimizer)] = own
+        return found
 
     def conclude(self) -> bool:
         """Count layers that were computed, but whose parameters got no gradient.

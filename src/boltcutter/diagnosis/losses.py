@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -367,12 +368,30 @@ def nan_hidden(seen: Evidence) -> Lines:
     """A value that nan_to_num replaces within the graph is not finite."""
     for node in seen.graph.replaced if seen.graph else ():
         value = saved(node, "self")
-        if isinstance(value, Tensor) and value.numel() and not bool(value.isfinite().all()):
+        if not isinstance(value, Tensor) or not value.numel() or _is_masked_softmax(node, value):
+            continue
+        if not bool(value.isfinite().all()):
             share = float((~value.isfinite()).float().mean())
             yield (
                 f"nan_to_num hides that {share:.0%} of the values of {tuple(value.shape)} in the loss are not finite; "
                 "find where they come from"
             )
+
+
+def _is_masked_softmax(node: Any, value: Tensor) -> bool:
+    """Whether what nan_to_num replaces are whole rows of a softmax, as of a sequence of which all is masked."""
+    softmax = operation_behind(node)
+    if name_of(softmax) != "Softmax":
+        return False
+    result, dim = saved(softmax, "result"), saved(softmax, "dim")
+    missing = ~result.isfinite() if isinstance(result, Tensor) and result.numel() == value.numel() else None
+    is_masked = name_of(operation_behind(softmax)) in ("MaskedFill", "Where", "Add", "Sub")
+    return is_masked and missing is not None and torch.equal(missing.any(_signed(dim)), missing.all(_signed(dim)))
+
+
+def _signed(dim: int) -> int:
+    """A dimension that a node keeps, which is -1 as an integer without a sign."""
+    return dim - (1 << 64) if dim >= 1 << 63 else dim
 
 
 @check("leaf-loss", "certain", at="graph")

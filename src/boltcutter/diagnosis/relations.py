@@ -40,7 +40,6 @@ FEW = 0.05  # share of values
 AGREE = 0.9  # share of the values that are seen
 OPPOSITE = 0.9  # share of samples
 CLEAR = 0.2  # from one half
-OPPOSED = -0.3  # cosine
 SAME = 0.5  # difference of scores at which two gradients are 0
 AUGMENTS = re.compile(r"augment|jitter|dequant|eras(e|ing)", re.IGNORECASE)
 KEEPS_LABELS = re.compile(r"background|noise|mix_?style|style|interfer|distract|augment_?mix|augmix", re.IGNORECASE)
@@ -478,10 +477,6 @@ def mixed_weights(seen: Evidence) -> Lines:
         )
 
 
-def _keep_gradient(found: list[Tensor], gradient: Tensor) -> None:
-    found.append(gradient.detach().flatten())
-
-
 @check("mixed-labels", "likely", at="probe")
 def mixed_with_others(seen: Evidence) -> Lines:
     """Inputs are mixed with those of one permutation of the samples, and labels with those of another one."""
@@ -635,33 +630,3 @@ def _seeds_by_step(module: nn.Module) -> bool:
             if re.search(r"step|epoch|batch|ind(ex|ices)|idx|count|rank|time", ast.unparse(call)):
                 return True
     return False
-
-
-@check("opponent-stepped", "likely", at="probe")
-def opponent_stepped(seen: Evidence) -> Lines:
-    """An optimizer also steps all weights of another one, by a loss whose gradient is opposed to that of the other."""
-    probe, kind = seen.probe, "training_step"
-    if probe is None or kind not in probe.batches or probe.module.automatic_optimization or len(seen.optimizers) < 2:
-        return
-    owned = [{id(p) for g in o.param_groups for p in g["params"]} for o in seen.optimizers]
-    inner = next((b for i, a in enumerate(owned) for j, b in enumerate(owned) if i != j and b <= a), None)
-    shared = [p for p in seen.module.parameters() if inner and id(p) in inner and p.requires_grad and p.ndim > 1]
-    gradients: dict[int, list[Tensor]] = {id(p): [] for p in shared}
-    hooks = [p.register_hook(partial(_keep_gradient, gradients[id(p)])) for p in shared]  # type: ignore[no-untyped-call]
-    try:
-        if shared:
-            probe.run(kind, probe.batches[kind], training=True, record=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    counts = {len(each) for each in gradients.values()}
-    if not shared or len(counts) != 1 or counts.pop() < 2:
-        return
-    first, last = (torch.cat([each[i] for each in gradients.values()]) for i in (0, -1))
-    cosine = float((first * last).sum() / (first.norm() * last.norm() + 1e-12))
-    if cosine < OPPOSED:
-        yield (
-            f"one optimizer has all weights of another one ({len(shared)} matrices), and the gradients of their losses "
-            f"are opposed there (cosine {cosine:.2f}), so each undoes the steps of the other; give each optimizer its "
-            "own network"
-        )

@@ -127,7 +127,7 @@ def overlap(seen: Evidence) -> Lines:
             own < 0.5
             and shared > (0.01 if is_wide else 0.05)  # small samples of integers may be equal by chance
             and len(copies) >= FEWEST_COPIES
-            and (shared > 3 * own or (is_wide and shared > 0.05))
+            and (shared > 3 * own or (is_wide and shared > max(0.05, 1.5 * own + 4 * math.sqrt(own / len(other)))))
         )
         is_copied = is_copied and len(copies) >= FEWEST_COPIES
         label = copied_class(one, other) if own >= 0.5 and _has_fractions(other[0][2]) else None

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
-from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.evidence import WITH_WEIGHTS, Evidence
 from boltcutter.diagnosis.graph import LOSSES, nodes_behind
-from boltcutter.diagnosis.source import codes_of, is_function, members, own_classes, tree_of
+from boltcutter.diagnosis.source import callback_classes, codes, codes_of, is_function, members, own_classes, tree_of
 from boltcutter.structure import flatten
 
-WITH_WEIGHTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 LARGE = 128  # values, whose spread is known to a few percent
 # Methods of tensors that change nothing: their results are all that they do.
 PURE = frozenset(
@@ -399,25 +398,36 @@ def _matters(name: str, value: ast.expr, place: Place) -> bool:
 
 @check("misspelled-hook", "likely", at="probe")
 def misspelled_hook(seen: Evidence) -> Lines:
-    """A method that nothing calls has almost the name of a hook of Lightning."""
-    hooks = {name for name in dir(L.LightningModule) if HOOKS.match(name)}
-    for cls in own_classes(type(seen.module)):
+    """A method of the module, its data or a callback that nothing calls has almost the name of a hook of Lightning."""
+    data = seen.trainer.datamodule  # type: ignore[attr-defined]
+    bases: dict[type, type] = dict.fromkeys(callback_classes(seen.trainer), L.Callback)
+    bases |= dict.fromkeys(own_classes(type(data)), L.LightningDataModule)
+    bases |= dict.fromkeys(own_classes(type(seen.module)), L.LightningModule)
+    called = {name for cls in bases for code in codes(cls) for name in names_in(code)}
+    for cls, base in bases.items():
+        hooks = {name for name in dir(base) if HOOKS.match(name) or name.endswith("_dataloader")}
         beside = vars(sys.modules.get(cls.__module__, types)).values()
         functions = [v.__code__ for v in beside if isinstance(v, types.FunctionType)]
-        used = {name for code in (*codes_of(seen.module), *functions) for name in (*code.co_names, *code.co_consts)}
+        used = called | {name for code in (*codes_of(seen.module), *functions) for name in names_in(code)}
         for name, value in vars(cls).items():
             if not isinstance(value, types.FunctionType) or name in hooks or name in used or not HOOKS.match(name):
                 continue
-            if name in REMOVED:
+            if name in REMOVED or any(name in vars(each) for each in cls.__mro__[1:]):
                 continue
             plain = re.sub("valid_|val_", "validation_", name).replace("training_epoch", "train_epoch")
             plain = plain.replace("training_batch", "train_batch").replace("on_training_", "on_train_")
-            plain = re.sub("^train_step$", "training_step", plain)
+            plain = re.sub("^train_step$", "training_step", plain).replace("_begin", "_start")
+            plain = re.sub("^on_(epoch|batch)_", r"on_train_\1_", plain)  # as of Keras, and of Lightning 1
             close = [plain] if plain in hooks else difflib.get_close_matches(plain, hooks, 1, ALIKE)
-            if close and not any(name in vars(base) for base in cls.__mro__[1:]):
+            if close:
                 yield Line(
                     f"nothing calls {cls.__name__}.{name}: Lightning's hook is {close[0]}; rename it", subject=name
                 )
+
+
+def names_in(code: types.CodeType) -> set[object]:
+    """Attributes and functions that code names, also in texts."""
+    return {*code.co_names, *code.co_consts}
 
 
 @check("loads-nothing", "likely", at="probe")

@@ -268,14 +268,14 @@ def _times_that_differ(a: Tensor, b: Tensor, dim: int) -> list[int]:
 
 
 def _gets_all(trace: Trace, tokens: Tensor, kept: list[Tensor]) -> bool:
-    """Whether a layer gets all tokens, or other ones, as an encoder may; others get all but the last, or kept parts."""
+    """Whether a layer gets all tokens, or other ones, as an encoder may; others get the first ones, or kept parts."""
     inputs = [t for name, t in trace.tensors if name.startswith("the input of ")]
     read = [t for t in inputs if t.dtype == tokens.dtype and t.ndim == 2 and len(t) == len(tokens)]
     is_coded = any(
         t.ndim == 3 and t.is_floating_point() and bool(((t == 0) | (t == 1)).all()) for t in inputs
     )  # one-hot
     read = [t for t in read if not any(is_equal(t, part) for part in kept)]
-    others = [t for t in read if t.shape != tokens[:, 1:].shape or not torch.equal(t, tokens[:, :-1])]
+    others = [t for t in read if t.shape[1] >= tokens.shape[1] or not torch.equal(t, tokens[:, : t.shape[1]])]
     return not read or is_coded or bool(others)
 
 
@@ -324,7 +324,7 @@ def future_leak(seen: Evidence) -> Lines:
         if is_shifted or not same or is_causal or (is_cut and is_whole and not gets_all):
             remedy = (
                 "the targets are the inputs of the same positions; shift them by one"
-                if same
+                if same and is_causal
                 else "use a causal mask, and shift what a decoder gets by one"
             )
             yield Line(f"each prediction depends on the token that it is to predict: {remedy}")

@@ -211,7 +211,7 @@ def second_schedule_has_the_first_optimizer():
     return Net(), *digits()
 
 
-@bug("opponent-stepped")
+@bug("foreign-gradient")
 def optimizer_of_the_generator_has_the_critic():
     class Gan(Manual):
         def __init__(self):
