@@ -193,16 +193,23 @@ def ramp_restarts(seen: Evidence) -> Lines:
 
 
 def _restarting(node: ast.AST, counted: set[str]) -> str:
-    """A node that is min(1, count / …), or count < warm-up; else empty."""
+    """A node that is min(1, count / …), count < warm-up, or count / … where count < …; else empty."""
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        is_bound = any(isinstance(v, ast.Constant) and v.value == 1 for v in node.args)
+        is_bound = any(
+            isinstance(v, ast.Constant) and v.value == 1 for v in (*node.args, *(k.value for k in node.keywords))
+        )
         ratios = [v for each in node.args for v in ast.walk(each) if isinstance(v, ast.BinOp)]
         is_ramp = any(isinstance(v.op, ast.Div) and _mentions(v.left, counted) for v in ratios)
         return ast.unparse(node)[:80] if name in BOUNDS and is_bound and is_ramp else ""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Lt | ast.LtE):
         limit = ast.unparse(node.comparators[0])
         return ast.unparse(node)[:80] if _mentions(node.left, counted) and WARM.search(limit) else ""
+    if isinstance(node, ast.IfExp) and isinstance(node.test, ast.Compare):
+        sides = {ast.unparse(each) for each in (node.test.left, *node.test.comparators)}
+        ratios = [v for v in ast.walk(node) if isinstance(v, ast.BinOp) and isinstance(v.op, ast.Div)]
+        is_ramp = any(_mentions(v.left, counted) and ast.unparse(v.right) in sides for v in ratios)
+        return ast.unparse(node)[:80] if is_ramp and _mentions(node.test, counted) else ""
     return ""
 
 

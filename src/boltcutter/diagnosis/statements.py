@@ -418,7 +418,8 @@ def misspelled_hook(seen: Evidence) -> Lines:
             plain = plain.replace("training_batch", "train_batch").replace("on_training_", "on_train_")
             plain = re.sub("^train_step$", "training_step", plain).replace("_begin", "_start")
             plain = re.sub("^on_(epoch|batch)_", r"on_train_\1_", plain)  # as of Keras, and of Lightning 1
-            close = [plain] if plain in hooks else difflib.get_close_matches(plain, hooks, 1, ALIKE)
+            near = (difflib.get_close_matches(each, hooks, 1, ALIKE) for each in (plain, name))
+            close = [plain] if plain in hooks else next(filter(None, near), [])
             if close:
                 yield Line(
                     f"nothing calls {cls.__name__}.{name}: Lightning's hook is {close[0]}; rename it", subject=name

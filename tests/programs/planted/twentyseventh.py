@@ -163,6 +163,27 @@ def rate_rises_until_a_warm_up_of_each_epoch():
     return Net(), *digits()
 
 
+@bug("ramp-restarts")
+def weight_is_whole_behind_a_number_of_batches():
+    class Net(Coded):
+        def weight(self, batch_idx):
+            return 1.0 if batch_idx > 300 else batch_idx / 300
+
+    return Net(), *digits()
+
+
+@bug("misspelled-hook")
+def data_module_has_no_hook_for_validation():
+    class Data(L.LightningDataModule):
+        def train_dataloader(self):
+            return digits()[0]
+
+        def val_dataloaders(self):
+            return digits()[1]
+
+    return Base(), Data(), None
+
+
 def tiles(count=640, size=12):
     """Bytes (N, H, W, 3) of one color each, with a line across or down, and which of the two it is."""
     g = torch.Generator().manual_seed(0)
