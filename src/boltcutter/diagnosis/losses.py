@@ -365,28 +365,26 @@ def is_broadcast(p: Tensor, t: Tensor) -> bool:
 
 @check("nan-hidden", "likely", at="graph")
 def nan_hidden(seen: Evidence) -> Lines:
-    """A value that nan_to_num replaces within the graph is not finite."""
+    """A value that nan_to_num replaces within the graph is NaN or infinite, but not -inf, nor that of a masked row."""
     for node in seen.graph.replaced if seen.graph else ():
         value = saved(node, "self")
-        if not isinstance(value, Tensor) or not value.numel() or _is_masked_softmax(node, value):
-            continue
-        if not bool(value.isfinite().all()):
-            share = float((~value.isfinite()).float().mean())
+        hidden = value.isnan() | value.isposinf() if isinstance(value, Tensor) and not value.is_complex() else None
+        if hidden is not None and bool(hidden.any()) and not _is_masked_softmax(node, hidden):
             yield (
-                f"nan_to_num hides that {share:.0%} of the values of {tuple(value.shape)} in the loss are not finite; "
-                "find where they come from"
+                f"nan_to_num hides that {float(hidden.float().mean()):.0%} of the values of {tuple(hidden.shape)} in "
+                "the loss are not finite; find where they come from"
             )
 
 
-def _is_masked_softmax(node: Any, value: Tensor) -> bool:
+def _is_masked_softmax(node: Any, hidden: Tensor) -> bool:
     """Whether what nan_to_num replaces are whole rows of a softmax, as of a sequence of which all is masked."""
     softmax = operation_behind(node)
     if name_of(softmax) != "Softmax":
         return False
-    result, dim = saved(softmax, "result"), saved(softmax, "dim")
-    missing = ~result.isfinite() if isinstance(result, Tensor) and result.numel() == value.numel() else None
+    result, dim = saved(softmax, "result"), _signed(saved(softmax, "dim"))
+    missing = result.isnan() if isinstance(result, Tensor) and result.numel() == hidden.numel() else None
     is_masked = name_of(operation_behind(softmax)) in ("MaskedFill", "Where", "Add", "Sub")
-    return is_masked and missing is not None and torch.equal(missing.any(_signed(dim)), missing.all(_signed(dim)))
+    return is_masked and missing is not None and torch.equal(missing.any(dim), missing.all(dim))
 
 
 def _signed(dim: int) -> int:

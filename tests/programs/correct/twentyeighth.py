@@ -304,3 +304,15 @@ def short_texts_recur_by_chance():
     length, words = torch.randint(1, 5, (768,), generator=g), torch.randint(1, 24, (768, 4), generator=g)
     x = torch.where(torch.arange(4) < length[:, None], words, 0)
     return Words(), *halves(x.float(), x.float().sum(1) / 30, split=640)
+
+
+@no_bug()
+def entropy_of_masked_actions():
+    class Net(Base):
+        def loss(self, x, y):
+            may = F.one_hot(y, 10).bool() | (torch.arange(10) < 5)
+            log_p = self(x).masked_fill(~may, float("-inf")).log_softmax(1)
+            finite = torch.nan_to_num(log_p, neginf=0.0)
+            return F.nll_loss(log_p, y) + 0.01 * (finite.exp() * finite).sum(1).mean()
+
+    return Net(), *digits()
