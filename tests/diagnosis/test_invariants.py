@@ -5,6 +5,7 @@ import pickle
 import pkgutil
 import re
 from collections import Counter
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -289,3 +290,28 @@ def test_a_copy_looks_when_it_is_trained_itself_as_in_a_process_that_was_spawned
     watch = pickle.loads(pickle.dumps(Invariants(ignore=["no-gradient"])))
     assert_named(BUGS["leaf_loss"], tmp_path, watch)
     assert watch.findings
+
+
+PACKAGED = """
+from programs import Base
+from torch import nn
+
+class Packaged(Base):
+    def __init__(self):
+        super().__init__()
+        self.projector = nn.Linear(10, 4)
+"""
+
+
+def test_what_an_author_left_in_a_package_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "site-packages").mkdir()
+    for file, place in (("packaged", folder), ("of_user", tmp_path)):
+        (place / f"{file}.py").write_text(PACKAGED)
+        monkeypatch.syspath_prepend(place)
+        program = Program(file, partial(_packaged, file))
+        levels = {f.level for f in find(program, tmp_path) if f.check == "unused-parameter"}
+        assert levels == {"note" if file == "packaged" else "likely"}
+
+
+def _packaged(file: str) -> Any:
+    return import_module(file).Packaged(), *digits()

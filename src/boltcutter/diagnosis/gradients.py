@@ -279,7 +279,7 @@ def unused_parameter(seen: Evidence) -> Lines:
     if unused:
         yield Line(
             f"{some(unused)} is never used: no method but __init__ mentions it; use it in forward, or remove it",
-            "note" if all(map(SPARE.search, unused)) else None,
+            "note" if all(SPARE.search(n) or _is_spare(seen, n) for n in unused) else None,
         )
 
 

@@ -25,6 +25,7 @@ from boltcutter.diagnosis.checks import CHECKS, Check, Finding, FindingError, Li
 from boltcutter.diagnosis.evidence import Evidence, Update, any_nonzero, is_metric, joined, nonzero, norms, sampled
 from boltcutter.diagnosis.graph import read_graph
 from boltcutter.diagnosis.seam import ActiveDropout
+from boltcutter.diagnosis.source import is_installed
 from boltcutter.run.folder import read_record, update_record
 
 FIRST = 8  # optimizer steps; all are looked at in a trial, and where batches of workers are compared
@@ -33,7 +34,13 @@ SUMMARIES = frozenset(FIRST << 4 * i for i in range(12))  # 8, 128, 2048, …
 ALL_VALIDATION = 8  # validation batches that are looked at, and after them the 16th, 32nd, 64th, …
 VALIDATIONS = 3  # in the first of which metrics are watched
 FOLLOW_UPS = 8  # further looks in a training, right after one at which gradients are missing or 0
-OPPOSED = -0.3  # cosine of two gradients
+OF_AUTHORS = frozenset(  # what only the author of a module can correct
+    (
+        *("unused-parameter", "cut-gradient", "hidden-unused", "in-no-optimizer", "split-layer", "same-layer"),
+        *("updated-in-validation", "nan-hidden", "averaged-metric", "graph-kept", "unread-attribute"),
+    )
+)
+OPPOSED, UNLIKE = -0.5, -0.05  # cosine of two gradients
 PATIENCE = 64  # batches without an optimizer step, after which it no longer looks
 
 
@@ -235,7 +242,10 @@ class Invariants(Callback):
         evidence: dict[str, Any] = {}
         with suppress(Exception):  # of tensors of any kind: the line says what is wrong without it, too
             evidence = facts_of(self._seen, line.text, line.sample)
-        finding = Finding(asked.name, line.level or asked.level, line.text, self._seen.step, evidence)
+        level = line.level or asked.level
+        if level == "likely" and asked.name in OF_AUTHORS and is_installed(self._seen.module):
+            level = "note"  # as the user of a package cannot correct it
+        finding = Finding(asked.name, level, line.text, self._seen.step, evidence)
         self.findings.append(finding)
         if self._seen.trainer.is_global_zero:
             self._record()
@@ -666,9 +676,11 @@ class Watch:
             if other is optimizer or not both or self.backward_passes in steps:
                 continue
             one, two = (joined([each[n] for n in both]) for each in (own, pulls))
-            theirs = self._named(other).keys()
-            is_whole = {id(p) for p in named.values()} >= self.seen.owned and bool(live - theirs)
-            if float(torch.cosine_similarity(one, two, 0)) < OPPOSED or (is_whole and self.reach[max(steps)] <= theirs):
+            cosine, others = float(torch.cosine_similarity(one, two, 0)), live - self._named(other).keys()
+            is_whole = (
+                {id(p) for p in named.values()} >= self.seen.owned and bool(others) and not others & self.seen.shared
+            )
+            if cosine < OPPOSED or (cosine < UNLIKE and is_whole and not self.reach[max(steps)] & others):
                 found = f"optimizer {number}"
         self.pulls[id(optimizer)] = own
         return found

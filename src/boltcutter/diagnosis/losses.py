@@ -24,6 +24,7 @@ from boltcutter.diagnosis.graph import (
     operation_behind,
     saved,
 )
+from boltcutter.diagnosis.layers import NORMS
 from boltcutter.diagnosis.source import codes_of_users, depends_on_time
 from boltcutter.structure import inputs_of
 
@@ -475,9 +476,11 @@ def untrained_head(seen: Evidence) -> Lines:
     behind = leaves_behind(seen.loss, {id(seen.parameters[n]) for n in lacking})
     heads = [n for n in lacking if behind.get(id(seen.parameters[n]), set()) & seen.owned]
     if heads and not joins_later(seen):
+        are_norms = all(isinstance(seen.module.get_submodule(n.rpartition(".")[0]), NORMS) for n in heads)
         yield Line(
             f"{some(heads)} is in no optimizer, but its layer gets the output of trained ones, so it stays at its "
             "initial values; pass self.parameters() to the optimizer",
+            "note" if are_norms else None,  # which norm without them
             subject="head",
         )
 

@@ -24,6 +24,7 @@ MOST_STAY = 0.6  # share of the samples: of equal length, some have another plac
 FEWEST = 4  # samples of a batch
 MOST_COLUMNS = 4  # by which a loss may sort samples
 SAME = 1e-3  # relative difference of losses
+DRAWN = re.compile(r"(^|[._])(eps|epsilon|noise)(_|$)")  # a buffer that is drawn anew by each pass
 SEEDS = frozenset(("manual_seed", "set_rng_state", "fork_rng", "isolate_rng", "default_rng", "RandomState"))
 SEQUENTIAL = (nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -353,6 +354,7 @@ def updated_in_validation(seen: Evidence) -> Lines:
     names = [
         n for n in sorted(both)
         if n in buffers and buffers[n].is_floating_point() and "." in n and count not in buffers[n].shape
+        and not DRAWN.search(n)
         and not any(n.startswith(f"{metric}.") for metric in metrics)
     ]  # fmt: skip
     if names:

@@ -316,3 +316,43 @@ def entropy_of_masked_actions():
             return F.nll_loss(log_p, y) + 0.01 * (finite.exp() * finite).sum(1).mean()
 
     return Net(), *digits()
+
+
+class Drawn(nn.Linear):
+    """A layer with noise in its weights, which each pass draws into a buffer."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.register_buffer("eps_weight", torch.zeros(outputs, inputs))
+
+    def forward(self, x):
+        self.eps_weight.normal_()
+        return F.linear(x, self.weight + 0.05 * self.eps_weight.clone(), self.bias)
+
+
+@no_bug()
+def noise_of_weights_is_a_buffer():
+    class Net(Base):
+        def network(self):
+            return nn.Sequential(nn.Flatten(), Drawn(64, 32), nn.ReLU(), Drawn(32, 10))
+
+    return Net(), *digits()
+
+
+@no_bug()
+def norm_without_trained_scales():
+    class Net(Base):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 10)
+
+        def network(self):
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+
+        def forward(self, x):
+            return self.head(self.norm(self.net(x)))
+
+        def configure_optimizers(self):
+            return torch.optim.Adam([*self.net.parameters(), *self.head.parameters()], 1e-2)
+
+    return Net(), *digits()
