@@ -282,14 +282,22 @@ def _gets_all(trace: Trace, tokens: Tensor, kept: list[Tensor]) -> bool:
 @check("future-leak", "certain", at="probe")
 def future_leak(seen: Evidence) -> Lines:
     """If one token is replaced, the prediction changes whose target it is, of a causal model or of shifted targets."""
-    probe = seen.probe
-    if probe is None or (count := probe.size(kind := probe.scored)) < 2:
-        return
+    kinds = dict.fromkeys((seen.probe.scored, "training_step")) if seen.probe is not None else {}
+    for kind in kinds:  # validation may also continue a prefix
+        if seen.probe is not None and kind in seen.probe.batches and (remedy := _leak(seen.probe, kind)):
+            yield Line(f"each prediction depends on the token that it is to predict: {remedy}")
+            return
+
+
+def _leak(probe: Probe, kind: str) -> str:
+    """The remedy, if predictions of a step depend on the token that they are to predict; else empty."""
+    if (count := probe.size(kind)) < 2:
+        return ""
     leaves = flatten(probe.batches[kind])
     tokens = [j for j, t in enumerate(leaves) if _are_tokens(t, count)]
     calls = [c for c in probe.base(kind).calls if c.kind in ("cross_entropy", "nll_loss")] if tokens else []
     if not any(c.target.numel() >= 3 * count for c in calls):
-        return
+        return ""
     shifted = {j for j in tokens for k in tokens if _are_next(leaves[j], leaves[k])}
     # Tokens that are targets, and no shifted inputs, before those of an encoder.
     cut = {j for j in tokens if any(_is_target(leaves[j][:, 1:], c) for c in calls)}  # which the step shifts itself
@@ -322,13 +330,12 @@ def future_leak(seen: Evidence) -> Lines:
         unchanged += [leaves[j] for j in new if torch.equal(new[j], leaves[j])]
         gets_all = _gets_all(probe.base(kind), first, unchanged)
         if is_shifted or not same or is_causal or (is_cut and is_whole and not gets_all):
-            remedy = (
+            return (
                 "the targets are the inputs of the same positions; shift them by one"
                 if same and is_causal
                 else "use a causal mask, and shift what a decoder gets by one"
             )
-            yield Line(f"each prediction depends on the token that it is to predict: {remedy}")
-            return
+    return ""
 
 
 def _are_next(targets: Tensor, tokens: Tensor) -> bool:

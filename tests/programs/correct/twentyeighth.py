@@ -240,6 +240,19 @@ def continues_a_prefix():
     return Continued(), *halves(tokens())
 
 
+@no_bug()
+def generates_from_a_first_token():
+    class Net(Continued):
+        def validation_step(self, batch, batch_idx):
+            self.log("val/loss", self.loss(batch))
+            out = batch[:, :1]
+            for _ in range(5):
+                out = torch.cat([out, self(out)[:, -1].argmax(-1, keepdim=True)], 1)
+            self.log("val/right", (out == batch[:, :6]).float().mean())
+
+    return Net(), *halves(tokens())
+
+
 class Sets(LossOnly):
     """Digits as sets of rows, some of which are empty: all of their scores are masked."""
 

@@ -257,3 +257,18 @@ def no_mask_but_continues_a_prefix():
         causal = False
 
     return Net(), *halves(tokens())
+
+
+@bug("future-leak")
+def no_mask_but_generates():
+    class Net(Continued):
+        causal = False
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val/loss", self.loss(batch))
+            out = batch[:, :1]
+            for _ in range(5):
+                out = torch.cat([out, self(out)[:, -1].argmax(-1, keepdim=True)], 1)
+            self.log("val/right", (out == batch[:, :6]).float().mean())
+
+    return Net(), *halves(tokens())
