@@ -369,3 +369,29 @@ def norm_without_trained_scales():
             return torch.optim.Adam([*self.net.parameters(), *self.head.parameters()], 1e-2)
 
     return Net(), *digits()
+
+
+class Bag(LossOnly):
+    """The kind of a set of words, by what stands in the place of a first one."""
+
+    def network(self):
+        return nn.Linear(16, 4)
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(34, 16, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x):
+        return self.net(self.body(self.embed(x), src_key_padding_mask=x == 0)[:, 0])
+
+
+@no_bug()
+def words_in_no_order_behind_a_first_one():
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 4, (960,), generator=g)
+    own = 2 + 8 * y[:, None] + torch.randint(0, 8, (960, 20), generator=g)
+    x = torch.where(torch.rand(960, 20, generator=g) < 0.5, own, torch.randint(2, 34, (960, 20), generator=g))
+    x[torch.arange(20) >= torch.randint(6, 18, (960, 1), generator=g)] = 0
+    return Bag(), *halves(torch.cat([torch.ones_like(x[:, :1]), x], 1), y, split=800)
