@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dis
 import math
 import re
 import types
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -14,11 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boltcutter.diagnosis.called import restored
 from boltcutter.diagnosis.checks import Line, Lines, check, some
-from boltcutter.diagnosis.evidence import Evidence, sampled
-from boltcutter.diagnosis.probe import Probe
-from boltcutter.diagnosis.source import codes_of_users, depends_on_time, own_classes
+from boltcutter.diagnosis.evidence import Evidence, joined, sampled
+from boltcutter.diagnosis.probe import Probe, seeded
+from boltcutter.diagnosis.reruns import WRITES
+from boltcutter.diagnosis.source import callback_classes, codes, codes_of_users, depends_on_time, own_classes
 from boltcutter.internals import BatchNorm
+from boltcutter.structure import tensors
 
 AVERAGE = re.compile(r"(^|\.|_)(ema|momentum|average|averaged|key_encoder|encoder_k|slow)(_|\.|$)", re.IGNORECASE)
 
@@ -31,6 +36,8 @@ CHANGES = frozenset(
         *("_foreach_lerp_", "_foreach_mul_", "_foreach_copy_", "swap_tensors", "set_", "Parameter", "update"),
     )
 )
+BEGINS = ("on_validation_model_eval", "on_validation_start", "on_validation_epoch_start")
+ENDS = ("on_validation_epoch_end", "on_validation_end", "on_validation_model_train", "on_train_epoch_start")
 EACH_BATCH = ("training_step", "on_train_batch_end", "on_before_zero_grad")
 FEWEST_SHARES = 5  # steps
 FASTER, MUCH = 1.5, 0.2
@@ -183,6 +190,73 @@ def average_speeds_up(seen: Evidence) -> Lines:
                 "are the weights of old and new exchanged (average * decay + new * (1 - decay))?"
             )
             return
+
+
+@check("weights-replaced", "likely", at="trial")
+def weights_replaced(seen: Evidence) -> Lines:
+    """Hooks before a validation, or eval(), put other weights in place of the trained ones, and none restores them."""
+    module, trainer = seen.module, seen.trainer
+    owners: list[Any] = [c for c in trainer.callbacks if {*own_classes(type(c))} & {*callback_classes(trainer)}]  # type: ignore[attr-defined]
+    owners = [each for each in (*owners, module) if _has_hooks(each, *BEGINS, "eval")]
+    names = {
+        name for each in owners for cls in own_classes(type(each)) for code in codes(cls) for name in code.co_names
+    }
+    if seen.probe is None or "validation_step" not in seen.probe.batches or not names & CHANGES or names & WRITES:
+        return
+    modes = {part: part.training for part in module.modules()}
+    with suppress(Exception), seeded(0), restored(seen), _kept_objects([each for each in owners if each is not module]):
+        with torch.no_grad():  # as the validation of the trial may have replaced them already
+            for p in module.parameters():
+                p.add_(torch.randn_like(p), alpha=0.01) if p.is_floating_point() else None
+        before = joined([sampled(p) for p in module.parameters()])
+        module.eval()
+        _call_hooks(owners, BEGINS, seen)
+        during = joined([sampled(p) for p in module.parameters()])
+        for part, mode in modes.items():  # as Lightning does, which does not call train()
+            part.training = mode
+        _call_hooks(owners, ENDS, seen)
+        after = joined([sampled(p) for p in module.parameters()])
+        if torch.equal(during, after) and not torch.equal(before, after):
+            yield (
+                f"{type(owners[0]).__name__} puts other weights in place of those that are trained when a validation "
+                "begins, and nothing restores them behind it, so training goes on with them; keep a copy, and restore "
+                "it in on_validation_end"
+            )
+
+
+def _has_hooks(owner: Any, *names: str) -> bool:
+    return any(name in vars(cls) for cls in own_classes(type(owner)) for name in names)
+
+
+def _call_hooks(owners: list[Any], names: tuple[str, ...], seen: Evidence) -> None:
+    """Call those that the user has written; those of callbacks first, as Lightning does."""
+    for name in names:
+        for owner in owners:
+            if _has_hooks(owner, name):
+                getattr(owner, name)(*(() if owner is seen.module else (seen.trainer, seen.module)))
+
+
+@contextmanager
+def _kept_objects(objects: list[Any]) -> Iterator[None]:
+    """Restore attributes of objects, and the tensors and containers that they hold."""
+    held = [(each, vars(each).copy()) for each in objects]
+    boxes = [(box, copy.copy(box)) for _, values in held for box in values.values() if isinstance(box, dict | list)]
+    found = [*(v for _, values in held for v in values.values())]
+    networks = [part for part in found if isinstance(part, nn.Module)]
+    all_tensors = [*tensors(found), *(t for part in networks for t in (*part.parameters(), *part.buffers()))]
+    copies = [(t, t.detach().clone()) for t in all_tensors]
+    try:
+        yield
+    finally:
+        for each, values in held:
+            vars(each).clear()
+            vars(each).update(values)
+        for box, content in boxes:
+            box.clear()
+            box.extend(content) if isinstance(box, list) else box.update(content)
+        with torch.no_grad():
+            for tensor, value in copies:
+                tensor.copy_(value)
 
 
 @dataclass

@@ -95,7 +95,7 @@ def recorded(module: nn.Module, pattern: re.Pattern[str]) -> Iterator[list[Call]
 
 
 @contextmanager
-def _restored(seen: Evidence) -> Iterator[None]:
+def restored(seen: Evidence) -> Iterator[None]:
     """Restore what a function of the user's changes of the module, which logs nothing."""
     with kept(seen.module), without_effects(seen.trainer, seen.module, Trace()):
         yield
@@ -131,7 +131,7 @@ def score_minimized(seen: Evidence) -> Lines:
             is_equal(t.flatten(), call.args[1].flatten().to(t)) for t in others if len(call.args) > 1
         ):
             continue  # the overlap with something that is to be avoided
-        with suppress(Exception), torch.no_grad(), seeded(0), _restored(seen):  # of one that takes no other values
+        with suppress(Exception), torch.no_grad(), seeded(0), restored(seen):  # of one that takes no other values
             if _rates_perfect_higher(call):
                 yield Line(
                     f"{call.name} is higher for perfect predictions, but the loss falls as it falls, so overlap is "
@@ -174,10 +174,10 @@ def returns_of_past(seen: Evidence) -> Lines:
         return
     with recorded(seen.module, RETURNS) as calls:
         probe.run("training_step", probe.batches["training_step"], training=True, record=False)
-    with seeded(0), _restored(seen):
+    with seeded(0), restored(seen):
         calls += _tried(seen.module)
     for call in calls:
-        with suppress(Exception), seeded(0), _restored(seen):  # of a function that takes no other values
+        with suppress(Exception), seeded(0), restored(seen):  # of a function that takes no other values
             if problem := _problem_of_returns(call):
                 yield Line(f"{call.name} returns {problem}", subject=call.name)
                 return

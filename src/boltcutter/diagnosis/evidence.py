@@ -50,6 +50,7 @@ class Update:
         lost: Training steps since the last one without any, whose gradients were cleared.
         dropped: Names of parameters without a gradient, of which that of an earlier backward pass of the same training
             step was cleared.
+        missed: Whether it has no gradient, though there was one when the training step began.
         against: Name of the optimizer that has just changed the same parameters by a loss that this step undoes.
     """
 
@@ -68,6 +69,7 @@ class Update:
     lost: int = 0
     dropped: set[str] = field(default_factory=set)
     against: str = ""
+    missed: bool = False
 
 
 @dataclass
@@ -83,6 +85,7 @@ class Steps:
     looks: int = 0
     idle: int = 0  # of which all gradients were 0
     mixed: int = 0  # of which gradients were those of another optimizer's loss, too
+    missed: int = 0  # of which the gradients of an earlier training step were cleared, and there were no others
     opposed: int = 0  # of which the step undid that of another optimizer
     ratios: list[tuple[float, float]] = field(default_factory=list)  # relative change, learning rate
     jumps: list[float] = field(default_factory=list)  # changes larger than the weights, of the median matrix

@@ -79,6 +79,15 @@ def gradients_lost(seen: Evidence) -> Lines:
             "likely",
             subject="within a step",
         )
+    steps.missed += update.missed
+    if update.missed and steps.missed >= 3:
+        yield Line(
+            f"{_name(update)} (optimizer {seen.optimizers.index(update.optimizer)}) makes its steps without a "
+            "gradient, as it gets one behind its step, which is cleared before the next one; are the optimizers in the "
+            "order in which configure_optimizers returns them?",
+            "likely",
+            subject="behind a step",
+        )
 
 
 @check("mostly-zero", "likely", at="step")

@@ -484,6 +484,7 @@ class Watch:
         # the gradients at each step.
         self.reach: dict[int, set[str]] = {}
         self.pulls: dict[int, dict[str, Tensor]] = {}
+        self.left: dict[int, bool] = {}  # whether an optimizer has gradients when a training step begins
         self.ran: set[str] = set()
         self.reached: set[str] = set()  # parameters of optimizers that made a step, with a gradient
         self.unreached: set[str] = set()
@@ -518,6 +519,9 @@ class Watch:
             seen.batch = args[0] if args else next(iter(options.values()), None)
             data.remember(seen)
             callback._ask("batch")
+            if not seen.module.automatic_optimization and len(seen.optimizers) > 1 and not seen.sharded:
+                owned = {id(o): [p for g in o.param_groups for p in g["params"]] for o in seen.optimizers}
+                self.left = {key: any_nonzero([p.grad for p in ps if p.grad is not None]) for key, ps in owned.items()}
         self.is_within_step = True
         self.waiting = {key for key, had in self.had_gradient.items() if had and self.sources and not self.stepped}
         self.sources, self.stepped, self.held, self.dropped, self.reach, self.pulls = {}, {}, {}, {}, {}, {}
@@ -636,6 +640,7 @@ class Watch:
         update = Update(
             optimizer, number, named, set(with_gradient), live, None, {}, rate, 0.0, cleared,
             self.had_gradient.pop(key, False), of_others, self.lost.pop(key, 0), dropped, against,
+            self.left.pop(key, False) and not live,
         )  # fmt: skip
         seen.steps[key].rated |= update.rate != 0
         self.compare(update)

@@ -3,7 +3,7 @@
 import lightning as L
 import torch
 from programs import Base, LossOnly, Manual, digits, halves, no_bug, tokens
-from programs.planted.twentyseventh import Coded, Continued, Doubles, Lined, Ring, Waves, ring, tiles, waves
+from programs.planted.twentyseventh import Averaged, Coded, Continued, Doubles, Lined, Ring, Waves, ring, tiles, waves
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,6 +23,50 @@ def critic_is_frozen_while_its_generator_is_trained():
             self.critic.requires_grad_(False)
             super().generate(optimizer, count)
             self.critic.requires_grad_(True)
+
+    return Net(), *ring()
+
+
+class Restored(Averaged):
+    """Restores the trained weights."""
+
+    @torch.no_grad()
+    def on_validation_end(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            for n, p in pl_module.named_parameters():
+                p.copy_(self.trained[n])
+
+
+@no_bug(callbacks=lambda: [Restored()])
+def trained_weights_are_restored_after_validation():
+    return Base(), *digits()
+
+
+class Late(Averaged):
+    """Restores them when the next epoch begins."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if hasattr(self, "trained"):
+            pl_module.load_state_dict(self.trained)
+
+
+@no_bug(callbacks=lambda: [Late()])
+def trained_weights_are_restored_when_an_epoch_begins():
+    return Base(), *digits()
+
+
+@no_bug()
+def critic_makes_three_steps_for_one():
+    class Net(Ring):
+        def training_step(self, batch, batch_idx):
+            first, second = self.optimizers()
+            real = batch[0]
+            second.zero_grad()
+            fake = self.net(torch.randn(len(real), 4))
+            self.manual_backward(self.score(real, is_real=True) + self.score(fake, is_real=False))
+            second.step()
+            if batch_idx % 3 == 0:
+                self.generate(first, len(real))
 
     return Net(), *ring()
 

@@ -73,6 +73,69 @@ def critic_trains_its_generator():
     return Net(), *ring()
 
 
+@bug("gradients-lost")
+def optimizers_of_a_gan_are_exchanged():
+    class Net(Ring):
+        def configure_optimizers(self):
+            return super().configure_optimizers()[::-1]
+
+    return Net(), *ring()
+
+
+class Averaged(L.Callback):
+    """Validates a moving average of the weights."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.average = {n: p.detach().clone() for n, p in pl_module.named_parameters()}
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        for n, p in pl_module.named_parameters():
+            self.average[n].lerp_(p, 0.05)
+
+    @torch.no_grad()
+    def on_validation_start(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            self.trained = {n: p.clone() for n, p in pl_module.named_parameters()}
+            for n, p in pl_module.named_parameters():
+                p.copy_(self.average[n])
+
+
+@bug("weights-replaced", callbacks=lambda: [Averaged()])
+def average_stays_after_validation():
+    return Base(), *digits()
+
+
+@bug("weights-replaced")
+def average_stays_as_train_is_not_called():
+    class Net(Base):
+        """Exchanges its weights and their average in train() and eval(), of which Lightning calls eval() only."""
+
+        def on_train_start(self):
+            self.average, self.kept = [p.detach().clone() for p in self.parameters()], None
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            for mean, p in zip(self.average, self.parameters(), strict=True):
+                mean.lerp_(p.detach(), 0.05)
+
+        def train(self, mode=True):
+            with torch.no_grad():
+                if not mode and hasattr(self, "average"):
+                    self.kept = [p.clone() for p in self.parameters()]
+                    for mean, p in zip(self.average, self.parameters(), strict=True):
+                        p.copy_(mean)
+                elif mode and getattr(self, "kept", None) is not None:
+                    for value, p in zip(self.kept, self.parameters(), strict=True):
+                        p.copy_(value)
+                    self.kept = None
+            return super().train(mode)
+
+        def eval(self):
+            return self.train(False)
+
+    return Net(), *digits()
+
+
 class Thaws(L.Callback):
     """Trains the head alone at first."""
 
