@@ -55,7 +55,7 @@ def mask_is_not_flipped():
     return Segmentation(), *loaders(FlippedPictures(x[:240], y[:240]), TensorDataset(x[240:], y[240:]))
 
 
-@bug("overlap")
+@bug("overlap", "group-overlap")
 def rare_rows_copied_before_the_split():
     """Rows of the rare class are copied before the split, so that copies are in both parts."""
     g = torch.Generator().manual_seed(0)
