@@ -314,10 +314,13 @@ def _is_meant(seen: Evidence, name: str) -> bool:
 
 
 def _is_spare(seen: Evidence, name: str) -> bool:
-    """Whether a parameter is of a network, of an installed package or generated, that is trained otherwise."""
+    """Whether a parameter is of a network, of a package or generated, that is trained otherwise, or of its old head."""
     parts = {name[: i.start()]: seen.module.get_submodule(name[: i.start()]) for i in re.finditer(r"\.", name)}
-    of_packages = [owner for owner, part in parts.items() if is_installed(part) or isinstance(part, GraphModule)]
-    return any(n.startswith(f"{owner}.") for owner in of_packages for n in seen.got_gradient)
+    whole = [
+        owner for owner, part in parts.items()
+        if is_installed(part) or isinstance(part, GraphModule) or SPARE.match(f".{name[len(owner):]}")
+    ]  # fmt: skip
+    return any(n.startswith(f"{owner}.") for owner in whole for n in seen.got_gradient)
 
 
 def _is_of_last(seen: Evidence, name: str) -> bool:

@@ -439,3 +439,35 @@ def words_in_no_order_behind_a_first_one():
     x = torch.where(torch.rand(960, 20, generator=g) < 0.5, own, torch.randint(2, 34, (960, 20), generator=g))
     x[torch.arange(20) >= torch.randint(6, 18, (960, 1), generator=g)] = 0
     return Bag(), *halves(torch.cat([torch.ones_like(x[:, :1]), x], 1), y, split=800)
+
+
+class Headed(nn.Module):
+    """A network with a head of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU()), nn.Linear(32, 100)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+@no_bug()
+def features_are_read_by_a_hook():
+    class Net(Base):
+        def network(self):
+            return nn.Linear(32, 10)
+
+        def __init__(self):
+            super().__init__()
+            self.backbone = Headed()
+            self.backbone.body.register_forward_hook(self.keep)
+
+        def keep(self, part, given, output):
+            self.features = output
+
+        def forward(self, x):
+            self.backbone(x)
+            return self.net(self.features)
+
+    return Net(), *digits()
