@@ -201,7 +201,8 @@ def weights_replaced(seen: Evidence) -> Lines:
     names = {
         name for each in owners for cls in own_classes(type(each)) for code in codes(cls) for name in code.co_names
     }
-    if seen.probe is None or "validation_step" not in seen.probe.batches or not names & CHANGES or names & WRITES:
+    writes = names & WRITES or any(name.startswith(("save", "experiment")) for name in names)
+    if seen.probe is None or "validation_step" not in seen.probe.batches or not names & CHANGES or writes:
         return
     modes = {part: part.training for part in module.modules()}
     with suppress(Exception), seeded(0), restored(seen), _kept_objects([each for each in owners if each is not module]):
