@@ -1,4 +1,4 @@
-"""CPU time that ``Invariants`` takes in a training, each in a fresh process: the table of docs/diagnosis.md.
+"""CPU time that ``Invariants`` takes in a training, each in a fresh process.
 
 python scripts/studies/diagnosis_cost.py [<steps> …]
 
@@ -24,7 +24,14 @@ STEPS = (1_000, 10_000)
 PROCESSES = 5  # of which the fastest counts, as others use the machine
 EPOCH = 1_000  # steps
 HOOKS = (
-    *("on_fit_start", "on_train_start", "on_train_end", "on_validation_start", "on_validation_batch_start"),
+    *(
+        "on_fit_start",
+        "on_train_start",
+        "on_train_epoch_start",
+        "on_train_end",
+        "on_validation_start",
+        "on_validation_batch_start",
+    ),
     *("on_validation_batch_end", "on_validation_end", "count", "teardown"),
 )
 SURROUND = ("around_training_step", "around_backward")

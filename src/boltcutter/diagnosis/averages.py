@@ -204,7 +204,7 @@ def weights_replaced(seen: Evidence) -> Lines:
     writes = names & WRITES or any(name.startswith(("save", "experiment")) for name in names)
     if seen.probe is None or "validation_step" not in seen.probe.batches or not names & CHANGES or writes:
         return
-    modes = {part: part.training for part in module.modules()}
+    modes, is_replaced = {part: part.training for part in module.modules()}, False
     with suppress(Exception), seeded(0), restored(seen), _kept_objects([each for each in owners if each is not module]):
         with torch.no_grad():  # as the validation of the trial may have replaced them already
             for p in module.parameters():
@@ -217,12 +217,13 @@ def weights_replaced(seen: Evidence) -> Lines:
             part.training = mode
         _call_hooks(owners, ENDS, seen)
         after = joined([sampled(p) for p in module.parameters()])
-        if torch.equal(during, after) and not torch.equal(before, after):
-            yield (
-                f"{type(owners[0]).__name__} puts other weights in place of those that are trained when a validation "
-                "begins, and nothing restores them behind it, so training goes on with them; keep a copy, and restore "
-                "it in on_validation_end"
-            )
+        is_replaced = torch.equal(during, after) and not torch.equal(before, after)
+    if is_replaced:
+        yield (
+            f"{type(owners[0]).__name__} puts other weights in place of those that are trained when a validation "
+            "begins, and nothing restores them behind it, so training goes on with them; keep a copy, and restore "
+            "it in on_validation_end"
+        )
 
 
 def _has_hooks(owner: Any, *names: str) -> bool:
