@@ -24,15 +24,8 @@ STEPS = (1_000, 10_000)
 PROCESSES = 5  # of which the fastest counts, as others use the machine
 EPOCH = 1_000  # steps
 HOOKS = (
-    *(
-        "on_fit_start",
-        "on_train_start",
-        "on_train_epoch_start",
-        "on_train_end",
-        "on_validation_start",
-        "on_validation_batch_start",
-    ),
-    *("on_validation_batch_end", "on_validation_end", "count", "teardown"),
+    *("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_end", "on_validation_start"),
+    *("on_validation_batch_start", "on_validation_batch_end", "on_validation_end", "count", "teardown"),
 )
 SURROUND = ("around_training_step", "around_backward")
 

@@ -313,5 +313,20 @@ def test_what_an_author_left_in_a_package_is_a_note(tmp_path: Path, monkeypatch:
         assert levels == {"note" if file == "packaged" else "likely"}
 
 
-def _packaged(file: str) -> Any:
-    return import_module(file).Packaged(), *digits()
+def _packaged(file: str, part: nn.Module | None = None) -> Any:
+    module = import_module(file).Packaged()
+    module.net = part or module.net
+    return module, *digits()
+
+
+class OwnNetwork(nn.Sequential):
+    """A network of the user's within a module of a package."""
+
+
+def test_what_a_user_gives_to_a_package_is_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "site-packages").mkdir()
+    (folder / "packaged_with_part.py").write_text(PACKAGED)
+    monkeypatch.syspath_prepend(folder)
+    own = OwnNetwork(nn.Flatten(), nn.Linear(64, 10))
+    program = Program("with_part", partial(_packaged, "packaged_with_part", own))
+    assert {f.level for f in find(program, tmp_path) if f.check == "unused-parameter"} == {"likely"}

@@ -7,9 +7,10 @@ import dis
 import math
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -38,6 +39,7 @@ CHANGES = frozenset(
 )
 BEGINS = ("on_validation_model_eval", "on_validation_start", "on_validation_epoch_start")
 ENDS = ("on_validation_epoch_end", "on_validation_end", "on_validation_model_train", "on_train_epoch_start")
+SHOWN = ("save", "experiment", "wandb", "add_scalar", "add_image", "log_metrics", "log_image", "log_table")
 EACH_BATCH = ("training_step", "on_train_batch_end", "on_before_zero_grad")
 FEWEST_SHARES = 5  # steps
 FASTER, MUCH = 1.5, 0.2
@@ -201,26 +203,29 @@ def weights_replaced(seen: Evidence) -> Lines:
     names = {
         name for each in owners for cls in own_classes(type(each)) for code in codes(cls) for name in code.co_names
     }
-    writes = names & WRITES or any(name.startswith(("save", "experiment")) for name in names)
+    writes = names & WRITES or any(name.startswith(SHOWN) for name in names)
     if seen.probe is None or "validation_step" not in seen.probe.batches or not names & CHANGES or writes:
         return
-    modes, is_replaced = {part: part.training for part in module.modules()}, False
+    modes, sources = {part: part.training for part in module.modules()}, list[str]()
     with suppress(Exception), seeded(0), restored(seen), _kept_objects([each for each in owners if each is not module]):
         with torch.no_grad():  # as the validation of the trial may have replaced them already
             for p in module.parameters():
                 p.add_(torch.randn_like(p), alpha=0.01) if p.is_floating_point() else None
-        before = joined([sampled(p) for p in module.parameters()])
-        module.eval()
-        _call_hooks(owners, BEGINS, seen)
-        during = joined([sampled(p) for p in module.parameters()])
+        before = during = joined([sampled(p) for p in module.parameters()])
+        for owner, call in ((module, module.eval), *_hooks(owners, BEGINS, seen)):
+            call()
+            last, during = during, joined([sampled(p) for p in module.parameters()])
+            sources += [type(owner).__name__] * (not torch.equal(last, during))
         for part, mode in modes.items():  # as Lightning does, which does not call train()
             part.training = mode
-        _call_hooks(owners, ENDS, seen)
+        for _, call in _hooks(owners, ENDS, seen):
+            call()
         after = joined([sampled(p) for p in module.parameters()])
-        is_replaced = torch.equal(during, after) and not torch.equal(before, after)
-    if is_replaced:
+        if not torch.equal(during, after) or torch.equal(before, after):
+            sources.clear()
+    if sources:
         yield (
-            f"{type(owners[0]).__name__} puts other weights in place of those that are trained when a validation "
+            f"{sources[0]} puts other weights in place of those that are trained when a validation "
             "begins, and nothing restores them behind it, so training goes on with them; keep a copy, and restore "
             "it in on_validation_end"
         )
@@ -230,12 +235,12 @@ def _has_hooks(owner: Any, *names: str) -> bool:
     return any(name in vars(cls) for cls in own_classes(type(owner)) for name in names)
 
 
-def _call_hooks(owners: list[Any], names: tuple[str, ...], seen: Evidence) -> None:
-    """Call those that the user has written; those of callbacks first, as Lightning does."""
-    for name in names:
-        for owner in owners:
-            if _has_hooks(owner, name):
-                getattr(owner, name)(*(() if owner is seen.module else (seen.trainer, seen.module)))
+def _hooks(owners: list[Any], names: tuple[str, ...], seen: Evidence) -> list[tuple[Any, Callable[[], Any]]]:
+    """Those that the user has written, with their owners; those of callbacks first, as Lightning calls them."""
+    return [
+        (owner, partial(getattr(owner, name), *(() if owner is seen.module else (seen.trainer, seen.module))))
+        for name in names for owner in owners if _has_hooks(owner, name)
+    ]  # fmt: skip
 
 
 @contextmanager

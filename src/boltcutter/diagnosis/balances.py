@@ -168,8 +168,7 @@ def whole_ramp(seen: Evidence) -> Lines:
 @check("ramp-restarts", "likely", at="probe")
 def ramp_restarts(seen: Evidence) -> Lines:
     """A ramp up to 1, or to the end of a warm-up, counts the batches of an epoch, and nothing there counts epochs."""
-    epochs = seen.trainer.max_epochs
-    if seen.probe is None or epochs in (0, 1):
+    if seen.probe is None or seen.trainer.max_epochs in (0, 1) or seen.total_steps <= seen.trainer.num_training_batches:
         return
     own = [f for cls in callback_classes(seen.trainer) for f in vars(cls).values() if is_function(f)]
     for function in (*_functions(seen.module), *own):
@@ -182,7 +181,7 @@ def ramp_restarts(seen: Evidence) -> Lines:
         for node in _that_count(tree) if tree is not None else ():
             if isinstance(node, ast.Assign) and _mentions(node.value, counted) and not isinstance(node.value, ast.Call):
                 counted |= {t.id for t in node.targets if isinstance(t, ast.Name)}
-            if text := _restarting(node, counted):
+            if text := _restarting(node, counted, sets_rates="param_groups" in code.co_names):
                 line = code.co_firstlineno + node.lineno - 1  # type: ignore[attr-defined]
                 yield Line(
                     f"`{text}` ({function.__qualname__}, line {line}) begins again in each epoch, as "
@@ -192,8 +191,8 @@ def ramp_restarts(seen: Evidence) -> Lines:
                 return
 
 
-def _restarting(node: ast.AST, counted: set[str]) -> str:
-    """A node that is min(1, count / …), count < warm-up, or count / … where count < …; else empty."""
+def _restarting(node: ast.AST, counted: set[str], *, sets_rates: bool) -> str:
+    """A node that is min(1, count / …), count / … where count < …, or, of rates, count < warm-up; else empty."""
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         is_bound = any(
@@ -202,7 +201,12 @@ def _restarting(node: ast.AST, counted: set[str]) -> str:
         ratios = [v for each in node.args for v in ast.walk(each) if isinstance(v, ast.BinOp)]
         is_ramp = any(isinstance(v.op, ast.Div) and _mentions(v.left, counted) for v in ratios)
         return ast.unparse(node)[:80] if name in BOUNDS and is_bound and is_ramp else ""
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Lt | ast.LtE):
+    if (
+        sets_rates
+        and isinstance(node, ast.Compare)
+        and len(node.ops) == 1
+        and isinstance(node.ops[0], ast.Lt | ast.LtE)
+    ):
         limit = ast.unparse(node.comparators[0])
         return ast.unparse(node)[:80] if _mentions(node.left, counted) and WARM.search(limit) else ""
     if isinstance(node, ast.IfExp) and isinstance(node.test, ast.Compare):

@@ -25,7 +25,7 @@ from boltcutter.diagnosis.checks import CHECKS, Check, Finding, FindingError, Li
 from boltcutter.diagnosis.evidence import Evidence, Update, any_nonzero, is_metric, joined, nonzero, norms, sampled
 from boltcutter.diagnosis.graph import read_graph
 from boltcutter.diagnosis.seam import ActiveDropout
-from boltcutter.diagnosis.source import is_installed
+from boltcutter.diagnosis.source import is_of_package
 from boltcutter.run.folder import read_record, update_record
 
 FIRST = 8  # optimizer steps; all are looked at in a trial, and where batches of workers are compared
@@ -243,7 +243,7 @@ class Invariants(Callback):
         with suppress(Exception):  # of tensors of any kind: the line says what is wrong without it, too
             evidence = facts_of(self._seen, line.text, line.sample)
         level = line.level or asked.level
-        if level == "likely" and asked.name in OF_AUTHORS and is_installed(self._seen.module):
+        if level == "likely" and asked.name in OF_AUTHORS and is_of_package(self._seen.module):
             level = "note"  # as the user of a package cannot correct it
         finding = Finding(asked.name, level, line.text, self._seen.step, evidence)
         self.findings.append(finding)

@@ -344,9 +344,8 @@ def are_sets(seen: Evidence) -> bool:
         return False
     samples = (torch.as_tensor(inputs_of(sample)).reshape(-1) for sample in seen.splits.samples("train")[:PAIRED])
     rows = [row[: int(ends_of(row[None]))] for row in samples]
-    rows = (
-        [row[1:] for row in rows] if len({int(row[0]) for row in rows if len(row)}) == 1 else rows
-    )  # of one that is first
+    has_first = len({int(row[0]) for row in rows if len(row)}) == 1  # as [CLS]
+    rows = [row[has_first:] for row in rows]
     pairs, g = torch.cat([torch.stack([row[:-1], row[1:]]) for row in rows], 1), torch.Generator().manual_seed(0)
     shuffled = [row[torch.randperm(len(row), generator=g)] for row in rows]
     others = torch.cat([torch.stack([row[:-1], row[1:]]) for row in shuffled], 1)

@@ -80,6 +80,12 @@ def is_installed(part: nn.Module) -> bool:
     return "-packages" in file and not f"{name}.".startswith(LIBRARIES)
 
 
+def is_of_package(module: nn.Module) -> bool:
+    """Whether all classes of a module and its parts are of installed packages, and it is no task of Boltcutter."""
+    parts = [part for part in module.modules() if own_classes(type(part))]
+    return not type(module).__module__.startswith("boltcutter.") and all(map(is_installed, parts))
+
+
 def namespaces_of(module: nn.Module) -> list[dict[str, Any]]:
     """The global names of the files in which the user's classes of a module and its parts are."""
     files = {cls.__module__ for part in module.modules() for cls in own_classes(type(part))}

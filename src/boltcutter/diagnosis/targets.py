@@ -282,9 +282,11 @@ def _gets_all(trace: Trace, tokens: Tensor, kept: list[Tensor]) -> bool:
 @check("future-leak", "certain", at="probe")
 def future_leak(seen: Evidence) -> Lines:
     """If one token is replaced, the prediction changes whose target it is, of a causal model or of shifted targets."""
-    kinds = dict.fromkeys((seen.probe.scored, "training_step")) if seen.probe is not None else {}
-    for kind in kinds:  # validation may also continue a prefix
-        if seen.probe is not None and kind in seen.probe.batches and (remedy := _leak(seen.probe, kind)):
+    probe = seen.probe
+    if probe is None:
+        return
+    for kind in dict.fromkeys((probe.scored, "training_step")):  # validation may also continue a prefix
+        if kind in probe.batches and (remedy := _leak(probe, kind)):
             yield Line(f"each prediction depends on the token that it is to predict: {remedy}")
             return
 

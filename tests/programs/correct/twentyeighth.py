@@ -55,6 +55,54 @@ def trained_weights_are_restored_when_an_epoch_begins():
     return Base(), *digits()
 
 
+class FreeOfSchedules(torch.optim.SGD):
+    """Validates the average of its weights, as schedule-free optimizers do by eval() and train()."""
+
+    @torch.no_grad()
+    def exchange(self, *, averaged):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if averaged and "trained" not in state:
+                    state["trained"] = p.clone()
+                    p.lerp_(state.setdefault("average", p.clone()), 0.5)
+                elif not averaged and "trained" in state:
+                    p.copy_(state.pop("trained"))
+
+
+@no_bug()
+def optimizer_is_exchanged_by_hooks_of_modes():
+    class Net(Base):
+        def on_validation_model_eval(self):
+            super().on_validation_model_eval()
+            self.optimizers().optimizer.exchange(averaged=True)
+
+        def on_validation_model_train(self):
+            super().on_validation_model_train()
+            self.optimizers().optimizer.exchange(averaged=False)
+
+        def configure_optimizers(self):
+            return FreeOfSchedules(self.parameters(), 0.1)
+
+    return Net(), *digits()
+
+
+class Times(L.Callback):
+    """Measures the samples per second, without the first batches."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx < self.warmup:
+            return
+        self.count += len(batch[0])
+
+    warmup, count = 4, 0
+
+
+@no_bug(callbacks=lambda: [Times()])
+def speed_is_measured_behind_a_warm_up():
+    return Base(), *digits()
+
+
 @no_bug()
 def critic_makes_three_steps_for_one():
     class Net(Ring):
