@@ -147,7 +147,9 @@ def main() -> None:
         found = min(tries, key=lambda each: sum(each["own"].values()))
         total = sum(found["own"].values())
         print(
-            f"| {steps:,} | {total * 1e3:.1f} ms | {total / steps * 1e5:.2f}% | {found['between']:.2f} µs |", flush=True
+            f"| {steps:,} | {total * 1e3:.1f} ms | {total / found['whole']:.2%} | {total / steps * 1e5:.2f}% "
+            f"| {found['between']:.2f} µs |",
+            flush=True,
         )
         parts = sorted(found["own"].items(), key=lambda item: -item[1])
         print("  " + ", ".join(f"{name} {value * 1e3:.1f}" for name, value in parts), file=sys.stderr, flush=True)

@@ -182,7 +182,11 @@ def test_it_looks_at_few_steps() -> None:
     while step < 10_000:
         step = next_look(step, 10_000)
         steps.append(step)
-    assert steps == [1, 2, 4, 8, 32, 128, 512, 2048, 8192, 10_000]
+    assert steps[:-1] == [1, 2, 4, 8, 32, 128, 512, 2048, 8192]
+    assert steps[-1] > 10_000  # as a step of the second half was looked at
+    assert next_look(512, 1_100) == 1_100
+    assert next_look(128, 300) == 300
+    assert next_look(512, 900) == 900
     assert next_look(9, 20) == 20  # after a follow-up
     assert [next_look(step, 100, first=8) for step in (1, 7, 8)] == [2, 8, 32]  # of a trial
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -223,6 +224,11 @@ class Evidence:
     def optimized(self) -> set[int]:
         """Identities of the parameters that an optimizer has now."""
         return {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
+
+    @cached_property
+    def parts(self) -> list[tuple[str, nn.Module]]:
+        """The module and its layers, by name, as they are when checks are asked."""
+        return list(self.module.named_modules())
 
     @property
     def total_steps(self) -> float:

@@ -162,25 +162,29 @@ def huge_update(seen: Evidence) -> Lines:
     """At three looks, the median matrix changed by twice its size, or twice 1 / sqrt(fan-in); or Adam's rate is 0.3."""
     assert seen.update is not None
     update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
-    jumps, is_network = [], False
+    jumps, names = [], []
     for name, moved in (update.moved or {}).items():
         p = update.parameters[name]
         if p.ndim > 1 and p.numel() and p.requires_grad:
             count = min(p.numel(), 512)
             scale = max(update.size[name] / math.sqrt(count), (p.numel() / len(p)) ** -0.5)
             jumps.append(moved / math.sqrt(count) / scale)
-            layer = seen.module.get_submodule(name.rpartition(".")[0]) if name in seen.parameters else None
-            is_network |= isinstance(layer, WITH_WEIGHTS)  # and no embedding or picture, which may move that far
+            names.append(name)
     middle = sorted(jumps)[len(jumps) // 2] if jumps else 0.0
     # Adam's first step is the rate; later ones are not smaller, but the weights are then as large.
     is_adam = isinstance(update.optimizer, Adam | AdamW | NAdam | RAdam | Adamax) and update.rate >= LARGE_OF_ADAM
-    if middle > HUGE or (is_adam and is_network):
+    if middle > HUGE or (is_adam and any(_is_of_layer(seen, name) for name in names)):
         steps.jumps.append(middle)
         if len(steps.jumps) >= 3:
             yield (
                 f"{_name(update)} changes the weights by {max(steps.jumps):.1f} times their size in a step, so it "
                 f"forgets what was learned; lower the learning rate ({update.rate:g}), or clip gradients"
             )
+
+
+def _is_of_layer(seen: Evidence, name: str) -> bool:
+    """Whether a parameter is that of a layer, and no embedding or picture, which may move far in a step."""
+    return name in seen.parameters and isinstance(seen.module.get_submodule(name.rpartition(".")[0]), WITH_WEIGHTS)
 
 
 def _rises(seen: Evidence, ratios: list[tuple[float, float]]) -> bool:

@@ -33,6 +33,7 @@ LOOKS = (1, 2, 4, *(FIRST << 2 * i for i in range(24)))
 SUMMARIES = frozenset(FIRST << 4 * i for i in range(12))  # 8, 128, 2048, …
 ALL_VALIDATION = 8  # validation batches that are looked at, and after them the 16th, 32nd, 64th, …
 VALIDATIONS = 3  # in the first of which metrics are watched
+LONG = 1000  # optimizer steps, of which the last one is left out if one of the second half was looked at
 FOLLOW_UPS = 8  # further looks in a training, right after one at which gradients are missing or 0
 OF_AUTHORS = frozenset(  # what only the author of a module can correct
     (
@@ -47,9 +48,9 @@ PATIENCE = 64  # batches without an optimizer step, after which it no longer loo
 class Invariants(Callback):
     """Say what is silently wrong, from what the real training computes.
 
-    It looks at steps 1, 2, 4, 8, 32, 128, …, and at the last one. Between them, one hook of each optimizer counts. It
-    changes no weight, draws no random number, and stores nothing in checkpoints. Where it cannot see, as within a
-    compiled model, it says nothing. ``boltcutter.diagnosis.CHECKS`` lists the checks and their rules.
+    It looks at steps 1, 2, 4, 8, 32, 128, …, and mostly at the last one. Between them, one hook of each optimizer
+    counts. It changes no weight, draws no random number, and stores nothing in checkpoints. Where it cannot see, as
+    within a compiled model, it says nothing. ``boltcutter.diagnosis.CHECKS`` lists the checks and their rules.
 
     Args:
         ignore: Names of checks that are not asked.
@@ -221,6 +222,7 @@ class Invariants(Callback):
 
     def _ask(self, moment: Moment) -> None:
         """Ask all checks of a moment."""
+        vars(self._seen).pop("parts", None)
         for each in self._checks.get(moment, ()):
             if monotonic() > self._until:
                 self._note("probes", f"{each.name} and checks behind it were not asked: those before took too long")
@@ -346,9 +348,13 @@ class Invariants(Callback):
 
 
 def next_look(step: int, last: int, first: int = 1) -> int:
-    """The step after this one that is looked at: the first ones, 2, 4, 8, 32, 128, …, and the last one."""
+    """The step after this one that is looked at: the first ones, 2, 4, 8, 32, 128, …, and the last one.
+
+    A long training whose second half was looked at is not looked at again at its end.
+    """
     upcoming = next(look for look in LOOKS if look > step) if step >= first else step + 1
-    return last if step < last < upcoming else upcoming
+    is_seen = last >= LONG and 2 * step > last
+    return last if step < last < upcoming and not is_seen else upcoming
 
 
 def _computed_metrics(module: L.LightningModule) -> dict[str, tuple[Metric, int]]:
@@ -715,7 +721,8 @@ class Watch:
         if not copied.numel() or [v.shape for v in after] != [v.shape for v in views.values()]:
             return
         change = joined(after) - copied
-        moved, size = torch.stack([norms(change, after), norms(copied, after)]).tolist()
+        both = norms(torch.cat([change, copied]), [*after, *after]).tolist()
+        moved, size = both[: len(after)], both[len(after) :]
         known = {  # a frozen one may hold infinities, as a mask does
             n
             for n, each in zip(views, size, strict=True)

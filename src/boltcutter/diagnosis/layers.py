@@ -43,7 +43,7 @@ LARGEST = 10_000_000  # elements of a matrix whose rows are compared
 def eval_in_training(seen: Evidence) -> Lines:
     """A trained part with dropout above 0, or with BatchNorm that never saw a batch, is in evaluation mode."""
     asleep = []
-    for name, part in seen.module.named_modules():
+    for name, part in seen.parts:
         if part.training or is_metric(part):
             continue
         sensitive = any(isinstance(m, DROPOUTS) and m.p > 0 for m in part.modules()) or (
@@ -101,7 +101,7 @@ def same_layer(seen: Evidence) -> Lines:
 @check("dropout", "likely", at="start")
 def dropout(seen: Evidence) -> Lines:
     """A dropout layer drops 95% or more of its inputs, though not all; or 70%, where names speak of what is kept."""
-    found = [(n, m) for n, m in seen.module.named_modules() if isinstance(m, DROPOUTS) and 0.7 <= m.p < 1]
+    found = [(n, m) for n, m in seen.parts if isinstance(m, DROPOUTS) and 0.7 <= m.p < 1]
     for name, part in found:
         outer = seen.module.get_submodule(name.rpartition(".")[0])
         if part.p >= 0.95 or any(says(each, KEPT, inner=False) for each in {seen.module, outer}):
@@ -145,7 +145,7 @@ def same_units(seen: Evidence) -> Lines:
 @check("bn-statistics", "certain", at="summary")
 def bn_statistics(seen: Evidence) -> Lines:
     """Running statistics are still exactly 0 and 1 after three batches."""
-    for name, m in seen.module.named_modules():
+    for name, m in seen.parts:
         if (
             isinstance(m, BatchNorm)
             and m.track_running_stats
@@ -167,7 +167,7 @@ def bn_statistics(seen: Evidence) -> Lines:
 @check("bn-momentum", "likely", at="start")
 def bn_momentum(seen: Evidence) -> Lines:
     """The momentum of BatchNorm is 0.9 or more, or the eps of a norm 0.1 or more."""
-    for name, m in seen.module.named_modules():
+    for name, m in seen.parts:
         if isinstance(m, NORMS) and m.training and m.eps is not None and m.eps >= LARGE_EPS:
             yield (
                 f"eps={m.eps:g} of {name} is added to the variance, so outputs are smaller than of deviation 1; the "
@@ -202,7 +202,7 @@ def train_in_validation(seen: Evidence) -> Lines:
     module = seen.module
     if not module.training or not overrides(module, "validation_step"):
         return
-    named = [(n, m) for n, m in module.named_modules() if m.training]
+    named = [(n, m) for n, m in seen.parts if m.training]
     norms = [n for n, m in named if isinstance(m, BatchNorm) and m.track_running_stats]
     drops = [n for n, m in named if isinstance(m, DROPOUTS) and m.p > 0]
     if norms or drops:
@@ -218,7 +218,7 @@ def part_trains_in_validation(seen: Evidence) -> Lines:
     module = seen.module
     if module.training or not overrides(module, "validation_step"):
         return
-    norms = [n for n, m in module.named_modules() if isinstance(m, BatchNorm) and m.training and m.track_running_stats]
+    norms = [n for n, m in seen.parts if isinstance(m, BatchNorm) and m.training and m.track_running_stats]
     if norms:
         yield (
             f"{some(norms)} is in training mode in validation, and learns from its data; remove the call of train(), "
@@ -253,7 +253,7 @@ def frozen_statistics(seen: Evidence) -> Lines:
     if seen.step < 3 or seen.sharded:
         return
     moving = [
-        (n, m) for n, m in seen.module.named_modules()
+        (n, m) for n, m in seen.parts
         if isinstance(m, BatchNorm) and m.training and m.track_running_stats and m.momentum != 0
         and int(m.num_batches_tracked or 0) > 0
     ]  # fmt: skip
@@ -282,9 +282,9 @@ def teacher_in_training(seen: Evidence) -> Lines:
     """A frozen part that is named teacher or alike, and whose weights nothing changes, has active dropout."""
     if seen.step < 3 or seen.sharded:
         return
-    for name, part in seen.module.named_modules():
+    for name, part in (each for each in seen.parts if TEACHER.search(each[0])):
         drops = [n for n, m in part.named_modules() if isinstance(m, DROPOUTS) and m.p > 0 and m.training]
-        if drops and TEACHER.search(name) and is_unchanged(seen, part, name):
+        if drops and is_unchanged(seen, part, name):
             yield (
                 f"{name} is frozen, but in training mode, so {some(drops)} drops values of what it teaches; call its "
                 f"eval() in __init__{MODES}"
@@ -321,7 +321,7 @@ def hidden_unused(seen: Evidence) -> Lines:
 @check("same-network", "likely", at="start")
 def same_network(seen: Evidence) -> Lines:
     """A part that is named target, teacher, average or alike is another part of the module, not a copy of it."""
-    for owner, part in seen.module.named_modules():
+    for owner, part in seen.parts:
         names: dict[int, list[str]] = {}
         for name, child in part._modules.items():
             if child is not None and any(True for _ in child.parameters()):
@@ -343,7 +343,7 @@ def no_activation(seen: Evidence) -> Lines:
     if graph is None or seen.step or any(kind_of(name) not in LINEAR for name in graph.counts):
         return
     reached = {id(leaf) for leaf in graph.leaves}
-    found = [(n, m) for n, m in seen.module.named_modules() if isinstance(m, nn.Linear) and id(m.weight) in reached]
+    found = [(n, m) for n, m in seen.parts if isinstance(m, nn.Linear) and id(m.weight) in reached]
     for (a, first), (b, second) in pairwise(found):
         wide = first.out_features == second.in_features >= min(first.in_features, second.out_features)
         if wide and not says(seen.module, re.compile("linear[ _]?(net|model|auto)|deep[ _]?linear", re.IGNORECASE)):
@@ -366,7 +366,7 @@ def norm_scale(seen: Evidence) -> Lines:
     if seen.trainer.global_step:
         return
     found = []
-    for name, layer in seen.module.named_modules():
+    for name, layer in seen.parts:
         weight = getattr(layer, "weight", None)
         if not isinstance(layer, NORMS) or not isinstance(weight, nn.Parameter):  # others may add 1 to theirs
             continue
@@ -407,7 +407,7 @@ def metric_not_reset(seen: Evidence) -> Lines:
 @check("freezes-nothing", "certain", at="start")
 def freezes_nothing(seen: Evidence) -> Lines:
     """A layer has an attribute requires_grad, or a parameter one of a like name, and nothing is as it says."""
-    for name, part in seen.module.named_modules():
+    for name, part in seen.parts:
         said = vars(part).get("requires_grad")
         parameters = [*part.parameters()]
         if not isinstance(said, bool) or not parameters or says(part, re.compile("^requires_grad$"), inner=False):
