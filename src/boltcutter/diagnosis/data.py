@@ -189,14 +189,12 @@ def unseen_classes(seen: Evidence) -> Lines:
     if not seen.validation_labels or not seen.labels or count < 3 or not seen.targets or overfits(seen):
         return
     trained, held = torch.cat(seen.labels), torch.cat(seen.validation_labels)
-    if len(trained) < 8 * count or not is_shuffled(seen):
-        return
     classes = set(torch.cat(seen.targets).unique().tolist())  # type: ignore[no-untyped-call]
     # Of a closed set: labels of the batch are what cross-entropy gets, and validation has no others.
     closed = len(classes) > 1 and classes >= set(trained.tolist()) and int(held.min()) >= 0 and int(held.max()) < count
     unseen = sorted(set(held.tolist()) - classes)
     share = float(torch.isin(held, torch.tensor(unseen)).float().mean()) if unseen else 0.0
-    if closed and share > 0.5:
+    if closed and share > 0.5 and len(trained) >= 8 * count and is_shuffled(seen):
         yield (
             f"{share:.0%} of the validation samples have classes that no training sample had so far "
             f"({some([str(label) for label in unseen])}); shuffle before splitting"
@@ -216,9 +214,9 @@ def one_class_batches(seen: Evidence) -> Lines:
     """Three quarters of the batches have one class each, though there are several."""
     if len(seen.labels) < 4 or overfits(seen) or seen.num_classes < 2:
         return
-    each = [set(labels.tolist()) for labels in seen.labels]
-    kinds, count = set[int]().union(*each), sum(map(len, seen.labels))
-    within = sum(len(classes) == 1 for classes in each) / len(each)
+    labels = torch.cat(seen.labels).tolist()
+    kinds, count = set(labels), len(labels)
+    within = sum(len(set(t.tolist())) == 1 for t in seen.labels) / len(seen.labels)
     if within >= 0.75 and 1 < len(kinds) <= 1000:
         yield Line(
             f"{within:.0%} of the first batches have one class each, though there are {len(kinds)}; set shuffle=True"

@@ -6,7 +6,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -128,6 +127,7 @@ class Evidence:
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.trainer, self.module = trainer, module
+        self.parts = list(module.named_modules())  # the module and its layers, as they were at the last look
         self.made = {id(p) for p in module.parameters()}  # when the optimizers were made
         self.step = 0  # optimizer steps since training began or was resumed
         self.looks = 0
@@ -201,6 +201,7 @@ class Evidence:
         trainer, module = self.trainer, self.module
         found = [getattr(optimizer, "optimizer", optimizer) for optimizer in trainer.optimizers]
         self.optimizers = [o for o in found if isinstance(o, Optimizer) and any(g["params"] for g in o.param_groups)]
+        self.parts = list(module.named_modules())
         self.parameters = dict(module.named_parameters())
         self.names = {id(p): name for name, p in self.parameters.items()}
         self.frozen = {name for name, p in self.parameters.items() if not p.requires_grad}
@@ -224,11 +225,6 @@ class Evidence:
     def optimized(self) -> set[int]:
         """Identities of the parameters that an optimizer has now."""
         return {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
-
-    @cached_property
-    def parts(self) -> list[tuple[str, nn.Module]]:
-        """The module and its layers, by name, as they are when checks are asked."""
-        return list(self.module.named_modules())
 
     @property
     def total_steps(self) -> float:

@@ -222,7 +222,6 @@ class Invariants(Callback):
 
     def _ask(self, moment: Moment) -> None:
         """Ask all checks of a moment."""
-        vars(self._seen).pop("parts", None)
         for each in self._checks.get(moment, ()):
             if monotonic() > self._until:
                 self._note("probes", f"{each.name} and checks behind it were not asked: those before took too long")
@@ -501,10 +500,11 @@ class Watch:
         self.handles: list[Any] = []
         if not seen.module.automatic_optimization and not seen.sharded:
             self.handles = [o.register_step_pre_hook(self.before_step) for o in seen.optimizers]
-        seen.hooks.append(layers.count_hooks(seen.module))
+        seen.parts = list(seen.module.named_modules())
+        seen.hooks.append(layers.count_hooks(seen))
         self.with_hooks = with_hooks and not seen.compiled
         if self.with_hooks:
-            for name, part in seen.module.named_modules():
+            for name, part in seen.parts:
                 if part is not seen.module and not is_metric(part) and not isinstance(part, torch.jit.ScriptModule):
                     self.handles.append(part.register_forward_hook(ForwardHook(self, name)))
 

@@ -180,9 +180,9 @@ def bn_momentum(seen: Evidence) -> Lines:
             )
 
 
-def count_hooks(module: nn.Module) -> int:
+def count_hooks(seen: Evidence) -> int:
     """Hooks that layers call."""
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in module.modules())
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for _, m in seen.parts)
 
 
 @check("hooks-grow", "likely", at="summary")
@@ -282,7 +282,9 @@ def teacher_in_training(seen: Evidence) -> Lines:
     """A frozen part that is named teacher or alike, and whose weights nothing changes, has active dropout."""
     if seen.step < 3 or seen.sharded:
         return
-    for name, part in (each for each in seen.parts if TEACHER.search(each[0])):
+    for name, part in seen.parts:
+        if not TEACHER.search(name):
+            continue
         drops = [n for n, m in part.named_modules() if isinstance(m, DROPOUTS) and m.p > 0 and m.training]
         if drops and is_unchanged(seen, part, name):
             yield (
