@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dis
 import math
@@ -23,6 +24,7 @@ from boltcutter.diagnosis.evidence import Evidence, joined, sampled
 from boltcutter.diagnosis.probe import Probe, seeded
 from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.source import callback_classes, codes, codes_of_users, depends_on_time, own_classes
+from boltcutter.diagnosis.statements import called_name, functions_of
 from boltcutter.internals import BatchNorm
 from boltcutter.structure import tensors
 
@@ -40,6 +42,8 @@ CHANGES = frozenset(
 BEGINS = ("on_validation_model_eval", "on_validation_start", "on_validation_epoch_start")
 ENDS = ("on_validation_epoch_end", "on_validation_end", "on_validation_model_train", "on_train_epoch_start")
 SHOWN = ("save", "experiment", "wandb", "add_scalar", "add_image", "log_metrics", "log_image", "log_table")
+# Methods in which a copy may be used in place of what is trained.
+OUTSIDE = re.compile("__init__|setup|valid|test|predict|fit_|train_start|train_end|restore|swap|checkpoint|load|reset")
 EACH_BATCH = ("training_step", "on_train_batch_end", "on_before_zero_grad")
 FEWEST_SHARES = 5  # steps
 FASTER, MUCH = 1.5, 0.2
@@ -192,6 +196,56 @@ def average_speeds_up(seen: Evidence) -> Lines:
                 "are the weights of old and new exchanged (average * decay + new * (1 - decay))?"
             )
             return
+
+
+@check("average-copies", "likely", at="probe")
+def copied_back(seen: Evidence) -> Lines:
+    """A method sets a network that is trained to the weights of its target, which is not."""
+    for place in functions_of(seen.module):
+        if OUTSIDE.search(place.tree.name):
+            continue
+        for node in (n for n in ast.walk(place.tree) if isinstance(n, ast.Call | ast.For)):
+            for target, source in _copies(node):
+                parts = [_part(place.owner, text) for text in (target, source)]
+                if not FOLLOWS.search(source) or FOLLOWS.search(target) or not all(parts):
+                    continue
+                trained = [any(p.requires_grad and id(p) in seen.owned for p in m.parameters()) for m in parts if m]
+                if trained == [True, False]:
+                    yield Line(
+                        f"{place.name} (line {place.line + node.lineno - 1}) sets {target}, which is trained, to the "
+                        f"weights of {source}, so what it has learned since is lost; exchange the two",
+                        subject=place.name,
+                    )
+                    return
+
+
+def _copies(node: ast.Call | ast.For) -> Iterator[tuple[str, str]]:
+    """Which network gets the weights of which other one, as the code names them."""
+    if isinstance(node, ast.Call) and called_name(node) == "load_state_dict" and node.args:
+        source = node.args[0]
+        if isinstance(source, ast.Call) and called_name(source) == "state_dict":
+            yield _owner(node), _owner(source)
+    if isinstance(node, ast.For) and isinstance(node.target, ast.Tuple) and isinstance(node.iter, ast.Call):
+        names = [ast.unparse(each) for each in node.target.elts]
+        owners = [_owner(each) for each in node.iter.args if isinstance(each, ast.Call)]
+        calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and called_name(n) in ("copy_", "lerp_")]
+        if len(names) == len(owners) == 2 and called_name(node.iter) == "zip":
+            written = {_owner(call).removesuffix(".data") for call in calls}
+            yield from ((owners[i], owners[1 - i]) for i in (0, 1) if {names[i]} == written)
+
+
+def _owner(call: ast.Call) -> str:
+    """What a method is called of."""
+    return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+
+def _part(owner: nn.Module, text: str) -> nn.Module | None:
+    """The network that self.… names."""
+    first, _, path = text.partition(".")
+    found = owner._modules.get(path.split(".")[0]) if first == "self" else None
+    with suppress(AttributeError):
+        return owner.get_submodule(path) if found is not None else None
+    return None
 
 
 @check("weights-replaced", "likely", at="trial")
