@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -189,6 +190,8 @@ def _tried(module: nn.Module) -> Iterator[Call]:
         for name, function in [*names.items()]:
             if not RETURNS.search(name) or not is_function(function) or tree_of(function) is None:
                 continue
+            if not _is_used(names, name):
+                continue
             needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
             if not needed or not REWARDS.match(needed[0]) or not all(map(DISCOUNT.match, needed[1:])):
                 continue
@@ -198,6 +201,13 @@ def _tried(module: nn.Module) -> Iterator[Call]:
                 args = (rewards, *(0.9 for _ in needed[1:]))
                 with suppress(Exception):  # of one that takes other kinds
                     yield Call(name, function, args, {}, function(*copy.deepcopy(args)))
+
+
+def _is_used(names: dict[str, Any], name: str) -> bool:
+    """Whether a file names a function more than once, where it defines or imports it."""
+    with suppress(OSError, TypeError):
+        return len(re.findall(rf"\b{name}\b", inspect.getsource(sys.modules[names["__name__"]]))) > 1
+    return True  # of an interpreter or notebook
 
 
 def _problem_of_returns(call: Call) -> str:

@@ -5,6 +5,14 @@ from programs import digits, no_bug
 from programs.planted.twentyeighth import Followed
 
 
+def returns_up_to_now(rewards, gamma):
+    found, total = [], 0.0
+    for reward in rewards:
+        total = reward + gamma * total
+        found.append(total)
+    return found
+
+
 @no_bug()
 def target_follows_the_network_by_its_state():
     class Net(Followed):
