@@ -6,11 +6,11 @@ import ast
 import inspect
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from boltcutter.diagnosis.checks import Line, Lines, check
@@ -358,6 +358,7 @@ def passed_and_unread(seen: Evidence) -> Lines:
     unread = {*probe.base("training_step").unread}
     if depends_on_padding(probe, probe.scored) is False:  # the module knows by their number what is padding
         unread = {name for name in unread if not PADDED.search(name)}
+    unread = {name for name in unread if not _has_twin(probe.batches["training_step"], name)}
     for code in code_of(seen) if unread else ():
         for call in (node for node in ast.walk(code.tree) if isinstance(node, ast.Call)):
             function = callable_of(call, code)
@@ -378,6 +379,15 @@ def passed_and_unread(seen: Evidence) -> Lines:
                         "never reads it; use it there, or do not pass it",
                         subject=word,
                     )
+
+
+def _has_twin(batch: Any, name: str) -> bool:
+    """Whether another part of a batch has the same numbers, but for those of padding that a loss ignores."""
+    parts = {k: t for k, t in batch.items() if isinstance(t, Tensor)} if isinstance(batch, Mapping) else {}
+    if (one := parts.pop(name, None)) is None:
+        return False
+    others = [(t >= 0, t == one) for t in parts.values() if t.shape == one.shape]
+    return any(bool(known.any()) and bool(same[known].all()) for known, same in others)
 
 
 def _is_one_of_several(function: types.FunctionType) -> bool:

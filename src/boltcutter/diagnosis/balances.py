@@ -31,6 +31,8 @@ TIMES = frozenset(("current_epoch", "global_step", "epoch", "step", "total_batch
 WEIGHTS = re.compile(
     r"(^|_)(beta|kl|klw|weight|alpha|lam|lambda|ramp|warm|warm_?up|anneal\w*|coef\w*|factor|scale)(_|$)"
 )
+COUNTED = re.compile(r"(float[(])?self[.](trainer[.])?global_step[)]?")
+OF_BATCHES = re.compile(r"max_epochs|num_training_batches|stepping_batches|(per|each)_epoch|len[(]|(n|num)_batches")
 BATCHES, WARM = frozenset(("batch_idx", "batch_index")), re.compile("warm", re.IGNORECASE)
 BOUNDS = frozenset(("min", "minimum", "clip", "clamp"))
 
@@ -189,6 +191,34 @@ def ramp_restarts(seen: Evidence) -> Lines:
                     subject=f"{function.__qualname__}:{line}",
                 )
                 return
+
+
+@check("ramp-too-fast", "likely", at="trial")
+def counts_all_optimizers(seen: Evidence) -> Lines:
+    """global_step, which counts the steps of several optimizers, is divided by a number of batches."""
+    counts = [steps.count for steps in seen.steps.values() if steps.count]
+    several = round(sum(counts) / max(counts)) if counts else 1
+    if seen.probe is None or seen.module.automatic_optimization or several < 2:
+        return
+    for function in _functions(seen.module):
+        tree = tree_of(function)
+        if tree is None or "global_step" not in function.__code__.co_names:
+            continue
+        values = {t.id: ast.unparse(n.value) for n in _assignments(tree) for t in n.targets if isinstance(t, ast.Name)}
+        for node in (n for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)):
+            left, total = ast.unparse(node.left), ast.unparse(node.right)
+            if COUNTED.fullmatch(values.get(left, left)) and OF_BATCHES.search(values.get(total, total)):
+                line = function.__code__.co_firstlineno + node.lineno - 1
+                yield Line(
+                    f"`{ast.unparse(node)[:80]}` ({function.__qualname__}, line {line}) reaches 1 after 1/{several} of "
+                    f"training, as global_step counts the steps of {several} optimizers; count batches",
+                    subject=function.__qualname__,
+                )
+                return
+
+
+def _assignments(tree: ast.AST) -> list[ast.Assign]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
 
 
 def _restarting(node: ast.AST, counted: set[str], *, sets_rates: bool) -> str:

@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.calls import is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric
-from boltcutter.diagnosis.probe import Trace, kept, seeded, without_effects
+from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.probe import Trace, is_close, kept, seeded, without_effects
 from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.signs import sign_of
 from boltcutter.diagnosis.source import is_function, namespaces_of, own_classes, tree_of
 
 NAMES = "dice|iou|miou|jaccard|tversky|ssim|psnr|f1"
 SCORES = re.compile(rf"(^|_)({NAMES})(_|$)|(?<![a-z])(Dice|IoU|Iou|Jaccard|Tversky|SSIM|Ssim|PSNR|F1)(?![a-z])")
+OVERLAPS = re.compile("iou|overlap", re.IGNORECASE)
 REWARDS = re.compile(r"^(rews?|rewards?)(_|$)")
 RETURNS = re.compile(r"discount|returns?($|_)|reward_to_go|rewards_to_go|rtg|(^|_)gae($|_)", re.IGNORECASE)
 DISCOUNT = re.compile(r"gamma|discount")
@@ -140,6 +142,39 @@ def score_minimized(seen: Evidence) -> Lines:
                     subject=call.name,
                 )
                 return
+
+
+@check("box-formats", "likely", at="probe")
+def box_formats(seen: Evidence) -> Lines:
+    """An overlap gets predicted boxes as centers and sizes, and true ones as corners, or the reverse."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or not _has_names(seen.module, OVERLAPS):
+        return
+    with recorded(seen.module, OVERLAPS) as calls:
+        losses = probe.run(kind, probe.batches[kind], training=True).calls
+    pairs = [
+        (c.prediction.detach(), c.target) for c in losses if isinstance(c.target, Tensor) and c.kind in REGRESSIONS
+    ]
+    for call in calls:
+        boxes = [t.detach() for t in call.args[:2] if isinstance(t, Tensor) and t.ndim == 2 and t.shape[1] == 4]
+        for p, t in pairs if len(boxes) == 2 and boxes[0].shape == boxes[1].shape else ():
+            if p.shape != t.shape or p.shape != boxes[0].shape:
+                continue
+            for one, two in (boxes, boxes[::-1]):
+                is_plain = is_close(one, p) and is_close(two, _corners(t)) and not is_close(two, t)
+                if is_plain or (is_close(one, _corners(p)) and is_close(two, t) and not is_close(one, p)):
+                    yield Line(
+                        f"{call.name} compares boxes of corners with boxes of centers and sizes, of which only the "
+                        f"{'true' if is_plain else 'predicted'} ones are converted; convert both",
+                        subject=call.name,
+                    )
+                    return
+
+
+def _corners(boxes: Tensor) -> Tensor:
+    """Corners of boxes (N, 4), of centers and sizes."""
+    centers, sizes = boxes[:, :2], boxes[:, 2:]
+    return torch.cat([centers - sizes / 2, centers + sizes / 2], 1)
 
 
 def _has_names(module: nn.Module, pattern: re.Pattern[str]) -> bool:

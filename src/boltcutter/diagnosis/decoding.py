@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import types
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from boltcutter.diagnosis.checks import Lines, check
+from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.probe import Probe, is_close
+from boltcutter.diagnosis.source import own_classes
 
+FORCING = re.compile(r"teacher_?forc|(^|_)tf_(ratio|prob|p)|(forcing|sampling)_(ratio|prob)", re.IGNORECASE)
 FEWEST = 4  # positions, and calls in a row
 Calls = dict[str, list[Tensor]]  # what each embedding gets, by its name
 
@@ -46,6 +52,48 @@ def positions_restart(seen: Evidence) -> Lines:
                     "are kept to the position"
                 )
                 return
+
+
+@check("forced-in-validation", "likely", at="probe")
+def forced_in_validation(seen: Evidence) -> Lines:
+    """A layer is called in validation with teacher forcing between 0 and 1, and does not read whether it trains."""
+    probe, kind = seen.probe, "validation_step"
+    if probe is None or kind not in probe.batches:
+        return
+    found: dict[str, str] = {}
+    handles = [
+        part.register_forward_pre_hook(partial(_keep_forcing, found, name), with_kwargs=True)
+        for name, part in probe.module.named_modules()
+        if any(FORCING.search(parameter) for parameter in _parameters(part))
+    ]
+    if not handles:
+        return
+    try:
+        probe.run(kind, probe.batches[kind], training=False, record=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, value in found.items():
+        yield Line(
+            f"validation calls {name or 'the module'} with {value}, so predictions are made from true values in part, "
+            "which are unknown later; pass 0 in validation",
+            subject=name,
+        )
+
+
+def _parameters(part: nn.Module) -> Mapping[str, inspect.Parameter]:
+    own = type(part).forward
+    is_blind = isinstance(own, types.FunctionType) and "training" not in own.__code__.co_names
+    return inspect.signature(own).parameters if is_blind and own_classes(type(part)) else {}
+
+
+def _keep_forcing(found: dict[str, str], name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
+    """A forward hook that keeps the value of teacher forcing, if it is a share."""
+    given = inspect.signature(part.forward).bind(*args, **kwargs)
+    given.apply_defaults()
+    for parameter, value in given.arguments.items():
+        if FORCING.search(parameter) and isinstance(value, float) and 0 < value < 1:
+            found[name] = f"{parameter}={value:g}"
 
 
 def _length(ids: Tensor) -> int:

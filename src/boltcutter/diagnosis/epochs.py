@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import math
 import random
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
@@ -27,6 +28,7 @@ from boltcutter.diagnosis.probe import Probe, Trace, copy_batch, kept, seeded, w
 from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.samples import SEEDS
 from boltcutter.diagnosis.source import codes_of, codes_of_users
+from boltcutter.diagnosis.statements import functions_of
 
 MOST = 48  # samples
 CLEAR = 0.02  # relative difference
@@ -131,6 +133,61 @@ def keeps_samples(seen: Evidence) -> Lines:
             subject=name,
         )
         return
+
+
+@check("cached-value", "likely", at="trial")
+def cached_value(seen: Evidence) -> Lines:
+    """A validation computes an attribute by trained weights if it is None, and no code makes it None again."""
+    probe, loader = seen.probe, seen.splits.loaders.get("validation") if seen.splits else None
+    names = _cached(seen) if probe is not None and seen.module.automatic_optimization else []
+    samples = _samples(seen, loader) if names else []
+    for name in names if samples else ():
+        values = list[Tensor]()
+        with suppress(Exception):  # of the user's code
+            values = [_computed(seen, name, _batches(seen, loader, samples, [len(samples)]), i) for i in (0, 0, 1)]
+        if len(values) < 3 or not all(isinstance(v, Tensor) and v.shape == values[0].shape for v in values):
+            continue
+        if torch.equal(values[0], values[1]) and not torch.allclose(values[0], values[2]):
+            yield Line(
+                f"a validation computes {name} once, by the weights of that time, and no code makes it None again, so "
+                "later ones compare new weights with old values; set it to None when a validation begins",
+                subject=name,
+            )
+
+
+def _computed(seen: Evidence, name: str, batches: Sequence[tuple[Any, int]], seed: int) -> Any:
+    """The attribute that a validation computes, with other weights if there is a seed; None if training does."""
+    assert seen.probe is not None
+    batch = copy_batch(seen.probe.batches["training_step"])
+    takes_index = is_param_in_hook_signature(seen.module.training_step, "batch_idx", min_args=2)
+    trained = [p for p in seen.module.parameters() if id(p) in seen.owned and p.requires_grad and p.numel() > 1]
+    with _validating(seen) as validate, seeded(seed):
+        for p in trained if seed else ():
+            p.add_(torch.randn_like(p), alpha=float(p.std()))
+        setattr(seen.module, name, None)
+        seen.module.training_step(batch, *[0][:takes_index])
+        if getattr(seen.module, name) is not None:
+            return None
+        validate(batches)
+        return getattr(seen.module, name)
+
+
+def _cached(seen: Evidence) -> list[str]:
+    """Attributes of the module that one method computes if they are None, and that no other code assigns."""
+    found, assigned = set[str](), Counter[str]()
+    for place in functions_of(seen.module, seen.trainer.callbacks):  # type: ignore[attr-defined]
+        for node in ast.walk(place.tree) if place.tree.name != "__init__" else ():
+            if isinstance(node, ast.If) and place.owner is seen.module:
+                name = ast.unparse(node.test).removesuffix(" is None").removeprefix("self.")
+                found |= {name} & {t.attr for inner in node.body for t in _assigned(inner)}
+            assigned.update(target.attr for target in _assigned(node))
+    return sorted(name for name in found if assigned[name] == 1 and vars(seen.module).get(name) is not None)
+
+
+def _assigned(node: ast.AST) -> list[ast.Attribute]:
+    """Attributes that a statement assigns, or deletes."""
+    targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else []
+    return [target for target in targets if isinstance(target, ast.Attribute)]
 
 
 def _sizes(seen: Evidence) -> dict[str, float]:

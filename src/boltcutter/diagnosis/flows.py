@@ -81,7 +81,8 @@ def log_determinant(seen: Evidence) -> Lines:
     for step in [step for step in steps if not wrong and abs(_sign_of_determinant(step)) not in (0.0, 1.0)][:1]:
         yield Line(
             f"what {step.name} returns as the logarithm of a determinant is {abs(_sign_of_determinant(step)):.3g} of "
-            "it, a mean over the dimensions of a sample; sum the logarithms of the factors of all of them",
+            "it, as a mean over dimensions of a sample is, or a sum without its places; sum the logarithms of the "
+            "factors of all values of a sample",
             subject=type(step.layer).__name__,
         )
     for step in wrong[:1]:
@@ -128,7 +129,7 @@ def _wrong_steps(steps: list[Step], loss: Any, sign: float, unused: list[Step] |
 def _sign_of_determinant(step: Step) -> float:
     """1 if a layer returns the log-determinant of its Jacobian, -1 if that of the inverse one; 0: neither, or unknown.
 
-    Between 0 and 1 if it returns the mean over the dimensions.
+    Between 0 and 1 if it returns a mean over dimensions, or leaves one of them out.
 
     The layer is called again, in evaluation mode, with other weights and a few samples.
     """
@@ -152,8 +153,8 @@ def _sign_of_determinant(step: Step) -> float:
     if not bool((exact.abs() > 0.01).any()):
         return 0.0
     log_det = log_det.detach().flatten()
-    size = float(value[0].numel())
-    factors = (1.0, -1.0, size, -size) if size > 1 else (1.0, -1.0)
+    sizes = [float(size) for size in (value[0].numel(), *value.shape[1:]) if size > 1]
+    factors = (1.0, -1.0, *sizes, *(-size for size in sizes))
     return next((1 / s for s in factors if torch.allclose(s * log_det, exact, rtol=0.001, atol=0.001)), 0.0)
 
 

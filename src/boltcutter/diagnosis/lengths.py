@@ -14,6 +14,7 @@ from boltcutter.diagnosis.temperatures import DIVISIONS
 
 PRODUCTS = frozenset(("matmul", "__matmul__", "mm"))
 JOINS = frozenset(("cat", "concat", "concatenate", "vstack"))
+MOST_VIEWS = 4  # of a sample
 NORMS = frozenset(("norm", "vector_norm", "linalg_norm", "linalg_vector_norm"))
 
 
@@ -26,7 +27,7 @@ class Lengths:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.columns = WeakTensorKeyDictionary()  # (N, D), of which each column has length 1
+        self.columns = WeakTensorKeyDictionary()  # (N, D) of columns of length 1: the shape of views that have it
         self.norms = WeakTensorKeyDictionary()  # of columns: of which tensor
         self.found: list[str] = []
 
@@ -34,26 +35,38 @@ class Lengths:
         """Note what a function has made of its arguments."""
         first, other = (*args, None, None)[:2]
         if name in JOINS and isinstance(first, list | tuple) and all(part in self.columns for part in first):
-            self.columns[result] = True  # of several views
+            self.columns[result] = self.columns[first[0]]  # of several views
         if not isinstance(first, Tensor) or not isinstance(result, Tensor):
             return
+        if first.ndim == 3 and first.requires_grad and len(first) == self.size:
+            self._follow_views(name, first, args, kwargs, result)
         if first.ndim != 2 or not self.size or len(first) % self.size:  # of several views, too
             return
         dim = kwargs.get("dim", args[2] if len(args) > 2 else None)
         if name == "normalize" and dim in (0, -2) and first.requires_grad:
-            self.columns[result] = True
+            self.columns[result] = ()
         elif name in NORMS and dim in (0, -2) and first.requires_grad:
             self.norms[result] = first
         elif name in DIVISIONS and isinstance(other, Tensor) and other in self.norms and self.norms[other] is first:
-            self.columns[result] = True
+            self.columns[result] = ()
         elif name in PRODUCTS and first in self.columns and isinstance(other, Tensor) and other.ndim == 2:
+            views = self.columns[first]
+            over = f"1 of {views}, the views" if views else "0, the samples"
             self.found.append(
                 f"vectors of {len(first)} samples, {tuple(first.shape)}, are compared, but normalized over dimension "
-                "0, the samples, so their lengths differ, and depend on the batch; normalize over dimension 1"
+                f"{over}, so their lengths differ, and depend on others; normalize over dimension -1"
             )
+
+    def _follow_views(self, name: str, first: Tensor, args: Any, kwargs: Any, result: Tensor) -> None:
+        """Note which of a few views of each sample, (N, V, D), have length 1 over the views."""
+        dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
+        if name == "normalize" and dim == 1 and first.shape[1] <= MOST_VIEWS < first.shape[2]:
+            self.columns[result] = tuple(first.shape)
+        elif name in ("__getitem__", "select") and first in self.columns and result.ndim == 2:
+            self.columns[result] = self.columns[first]
 
 
 @check("normalized-over-batch", "likely", at="probe")
 def normalized_over_batch(seen: Evidence) -> Lines:
-    """Vectors (N, D) are scaled to length 1 over the samples, and then compared with one another or others."""
+    """Vectors are scaled to length 1 over the samples (N, D), or over views (N, V, D), and then compared."""
     yield from remarks(seen, "normalized-over-batch")

@@ -174,13 +174,15 @@ def share_unnormalized(log_p: Tensor) -> float:
 
 @check("softmax-of-batch", "likely", at="graph")
 def softmax_of_samples(seen: Evidence) -> Lines:
-    """The softmax before a loss function, or any of a matrix that is not square, is over the samples."""
+    """A softmax of a matrix that is not square is over the samples, or one of a convolution's classes over places."""
     graph, count = seen.graph, seen.batch_size
     if graph is None or count < 8:
         return
     named = {loss.source_node for loss in graph.losses}
     for node in (*graph.softmaxes, *graph.logarithms):
         result = saved(node, "result") if node not in named else None
+        if isinstance(result, Tensor) and result.ndim > 2:
+            yield from _softmax_of_places(seen, node, result)
         if not isinstance(result, Tensor) or result.ndim != 2:
             continue
         if count == len(result) != result.shape[1] > 1 and saved(node, "dim") in (0, (1 << 64) - 2):
@@ -189,6 +191,21 @@ def softmax_of_samples(seen: Evidence) -> Lines:
                 "result depends on the other samples; pass dim=1"
             )
             return
+
+
+def _softmax_of_places(seen: Evidence, node: Any, result: Tensor) -> Lines:
+    """Whether a convolution has computed a value for each class and place, the batch has a class for each place."""
+    dim, before = int(saved(node, "dim") or 0), name_of(operation_behind(node))
+    dim = dim - (1 << 64) if dim >= 1 << 63 else dim
+    shape = (len(result), *result.shape[2:])
+    labels = [t for t in tensors_of(seen.batch) if not t.is_floating_point() and t.shape == shape]
+    if dim in (1, 1 - result.ndim) or not before.startswith(("Convolution", "Upsample")) or result.shape[1] < 2:
+        return
+    if any(int(t.max()) < result.shape[1] for t in labels if t.numel()):
+        yield (
+            f"a softmax is over dimension {dim % result.ndim} of {tuple(result.shape)}, which are places, not over the "
+            f"{result.shape[1]} classes, so that each place depends on the others; pass dim=1"
+        )
 
 
 @check("softmax-of-batch", "certain", at="graph")

@@ -133,6 +133,8 @@ def no_stop_gradient(seen: Evidence) -> Lines:
     value, means = _value(base), [mean for _, mean in base.pairs]
     if value is None or not means or not all(both for both, _ in base.pairs):
         return
+    if any(c.kind == "cosine_embedding_loss" and bool((c.target < 0).any()) for c in base.calls):
+        return  # whose other pairs are kept apart
     total = sum(means)
     average = total / len(means)
     # Distances, or similarities with a minus, and no other term.

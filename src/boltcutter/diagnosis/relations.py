@@ -21,7 +21,7 @@ from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS, leaves_of, name_of, nodes_behind, saved
 from boltcutter.diagnosis.probe import Probe, Trace, rows_that_differ, seeded, take
 from boltcutter.diagnosis.samples import is_comparable
-from boltcutter.diagnosis.source import says
+from boltcutter.diagnosis.source import codes_of_users, says
 from boltcutter.diagnosis.statements import called_name, functions_of
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.internals import BatchNorm
@@ -353,6 +353,33 @@ def visible_targets(seen: Evidence) -> Lines:
 
 
 @check("visible-targets", "likely", at="probe")
+def most_are_visible(seen: Evidence) -> Lines:
+    """A few tokens are replaced by one at random, and cross-entropy also has all the others, which the input shows."""
+    probe, kind = seen.probe, "training_step"
+    if probe is None or kind not in probe.batches or not probe.module.automatic_optimization:
+        return
+    base = probe.base(kind)
+    if not _draws(base) or not says(seen.module, MASKING):
+        return
+    for call in (c for c in base.calls if c.kind == "cross_entropy" and c.target.numel() >= MANY):
+        target = call.target.flatten()
+        if bool((target == call.options["ignore_index"]).any()):
+            continue
+        for t in (t for n, t in base.tensors if n.startswith("the input of ") and t.numel() == len(target)):
+            hidden = t.flatten() != target
+            filled = t.flatten()[hidden]
+            if t.is_floating_point() or not FEW < float(hidden.float().mean()) < MASKED:
+                continue
+            if bool((filled == filled[0]).all()) and not bool((target == filled[0]).any()):
+                yield (
+                    f"{1 - float(hidden.float().mean()):.0%} of the targets of cross-entropy are tokens that the input "
+                    "shows at the same place, so loss and metrics are of copies; set targets that are not masked to "
+                    "-100, which it ignores"
+                )
+                return
+
+
+@check("visible-targets", "likely", at="probe")
 def loss_of_seen(seen: Evidence) -> Lines:
     """Predictions depend on a part of each sample only, drawn at random, and the loss compares only these values."""
     probe, kind = seen.probe, "training_step"
@@ -406,6 +433,14 @@ def _reach(probe: Probe, leaf: Tensor, found: list[tuple[Tensor, Tensor]], loss:
 
 
 OF_TRAINING = ("on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start", "on_train_batch_end")
+OF_VALIDATION = (
+    *("validation_step", "on_validation_start", "on_validation_epoch_start", "on_validation_batch_start"),
+    *("on_validation_epoch_end", "on_validation_end"),
+)
+OF_EPOCHS = re.compile(r"epoch|step|time|rand")
+MASKING = re.compile(r"mask_(id|idx|index|token|prob|ratio|rate)|mlm|masked_|(^|_)MASK($|_)", re.IGNORECASE)
+MASKED = 0.4  # of the tokens, at most
+RESTORES = frozenset(("set_rng_state", "fork_rng", "isolate_rng"))
 SEEDING = ("manual_seed", "seed_everything", "manual_seed_all")
 CHANGES = re.compile(r"epoch|step|batch|idx|index|time|rand|[(]")
 VISIBLE = (
@@ -599,18 +634,23 @@ def seeded_in_each_step(seen: Evidence) -> Lines:
 
 @check("global-seed", "likely", at="probe")
 def seeded_in_each_epoch(seen: Evidence) -> Lines:
-    """A hook of each epoch or step of training seeds torch with a number that does not depend on it."""
-    for place in functions_of(seen.module):
-        if place.tree.name not in OF_TRAINING:
+    """A hook of each epoch, step or validation seeds torch with a number that does not depend on the epoch."""
+    restores = any(RESTORES & {*code.co_names} for code in codes_of_users(seen.module, seen.trainer))
+    for place in functions_of(seen.module, seen.trainer.callbacks):  # type: ignore[attr-defined]
+        of_validation = place.tree.name in OF_VALIDATION and not restores
+        if place.tree.name not in OF_TRAINING and not of_validation:
             continue
         for call in (n for n in ast.walk(place.tree) if isinstance(n, ast.Call) and called_name(n) in SEEDING):
             is_global = isinstance(call.func, ast.Name) or ast.unparse(call.func).startswith(
                 ("torch.", "L.", "pl.", "lightning.")
             )
-            if is_global and call.args and not CHANGES.search(ast.unparse(call.args[0])):
+            changes = OF_EPOCHS if of_validation else CHANGES
+            is_global = is_global and "Generator" not in ast.unparse(call.func)
+            if is_global and call.args and not changes.search(ast.unparse(call.args[0])):
                 yield Line(
-                    f"{place.name} calls {ast.unparse(call)[:60]}, so each epoch draws the same dropout, noise and "
-                    "order of samples; seed once, before training",
+                    f"{place.name} calls {ast.unparse(call)[:60]}, so each epoch of training draws the same dropout, "
+                    "noise and order of samples; "
+                    + ("use a torch.Generator" if of_validation else "seed once, before training"),
                     subject=place.name,
                 )
                 return

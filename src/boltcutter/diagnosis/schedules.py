@@ -66,7 +66,8 @@ def schedules(seen: Evidence) -> Iterator[tuple[Any, bool, int]]:
 @check("schedule-unit", "certain", at="trial")
 @check("schedule-unit", "certain", at="start")
 def schedule_unit(seen: Evidence) -> Lines:
-    """A schedule has the length of the training in steps (to 5%), but is called per epoch, or the reverse."""
+    """A schedule is made for all steps or batches of training (to 5%), but called per epoch or step; or the reverse."""
+    several = seen.trainer.accumulate_grad_batches
     for scheduler, per_step, calls in schedules(seen):
         name = type(scheduler).__name__
         for length in _lengths(scheduler):
@@ -79,6 +80,11 @@ def schedule_unit(seen: Evidence) -> Lines:
                 yield (
                     f"{name} is made for {length} epochs, but is called at each of {calls} steps; return "
                     '{"scheduler": …, "interval": "epoch"}'
+                )
+            if per_step and several > 1 and 0.95 <= length / (several * calls) <= 1.05:
+                yield (
+                    f"{name} is made for {length} batches, but is called at each of {calls} optimizer steps, as those "
+                    f"of {several} batches are one; use self.trainer.estimated_stepping_batches"
                 )
 
 
@@ -145,11 +151,18 @@ def schedule_absolute(seen: Evidence) -> Lines:
         if type(scheduler) is not LambdaLR or calls > MAX_CALLS:
             continue
         rates, base = rates_of(seen, scheduler, calls), max(scheduler.base_lrs)
-        if rates and base < 0.05 and 0.95 < max(rates) / base**2 < 1.05:
+        share = max(rates) / base**2 if rates and base else 0.0
+        if (base < 0.05 and 0.95 < share < 1.05) or (base < 0.5 and math.isclose(share, 1) and _names_rates(scheduler)):
             yield (
                 f"the function of LambdaLR returns up to {max(rates) / base:.2g}, which is the learning rate, and "
                 f"is multiplied by it, so the rate is never above {max(rates):.2g}; return a factor of up to 1"
             )
+
+
+def _names_rates(scheduler: Any) -> bool:
+    """Whether a function of LambdaLR speaks of a learning rate."""
+    texts = {name for f in _functions(scheduler) for name in (*f.__code__.co_names, *f.__code__.co_freevars)}
+    return any(re.search(r"(^|_)(lr|rate)($|_)", name) for name in texts)
 
 
 @check("schedule-restarts", "likely", at="trial")
@@ -253,6 +266,8 @@ def _lengths(scheduler: Any) -> list[int]:
     found = [vars(scheduler).get(name) for name in ("T_max", "total_steps", "total_iters")]
     for function in vars(scheduler).get("lr_lambdas") or []:  # of transformers: partial(…, num_training_steps=…)
         named = getattr(function, "keywords", None) or {}
+        if inspect.isfunction(function):
+            named = {**named, **inspect.getclosurevars(function).nonlocals}
         found += [value for name, value in named.items() if "training_steps" in name or "total" in name]
     for inner in vars(scheduler).get("_schedulers") or []:
         found += _lengths(inner)

@@ -19,7 +19,7 @@ from boltcutter.diagnosis.baselines import baselines
 from boltcutter.diagnosis.calls import CLASSES, is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
-from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.diagnosis.loaders import items
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, kept, seeded, take
@@ -29,6 +29,7 @@ from boltcutter.diagnosis.targets import replaced
 from boltcutter.diagnosis.unread import source_of
 from boltcutter.structure import flatten, inputs_of
 
+FEWEST_DRAWN = 32  # indices
 FEWEST = 4  # samples, and times
 PAIRED = 2000  # samples of which neighbours are counted
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -280,6 +281,33 @@ def padding_is_a_number(seen: Evidence) -> Lines:
                 f"({layer.padding_idx}), whose embedding stays 0 and is never trained; leave padding_idx out"
             )
             return
+
+
+@check("drawn-from-others", "likely", at="probe")
+def drawn_from_others(seen: Evidence) -> Lines:
+    """Random indices of an embedding are all below the size of another, smaller one; those of the batch are not."""
+    probe, kind = seen.probe, "training_step"
+    layers = {f"the input of {n}": m for n, m in seen.module.named_modules() if isinstance(m, nn.Embedding)}
+    sizes = {m.num_embeddings for m in layers.values()}
+    if probe is None or kind not in probe.batches or len(sizes) < 2:
+        return
+    given = [t for t in tensors_of(probe.batches[kind]) if t.dtype in INTEGERS]
+    for (name, one), (_, two) in zip(probe.base(kind).tensors, probe.repeated(kind, seed=1).tensors, strict=False):
+        if name not in layers or one.shape != two.shape or one.numel() < FEWEST_DRAWN or is_equal(one, two):
+            continue
+        count = layers[name].num_embeddings
+        most = max(int(one.max()), int(two.max())) + 1
+        for size in (size for size in sizes if most <= size < 0.9 * count and most > 0.8 * size):
+            share = max(
+                (float((t >= size).float().mean()) for t in given if t.numel() and int(t.max()) < count), default=0
+            )
+            if share > 0.1:
+                yield (
+                    f"random indices of {name.removeprefix('the input of ')}, which has {count} rows, are all below "
+                    f"{size}, the size of another embedding, though {share:.0%} of those of the batch are not; draw "
+                    f"them below {count}"
+                )
+                return
 
 
 def _is_table(part: Any, count: int) -> bool:

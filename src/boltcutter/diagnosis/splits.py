@@ -999,7 +999,8 @@ def global_seed(seen: Evidence) -> Lines:
             for i in range(2):
                 [*items(dataset, range(i, i + 1))]
                 states["torch"].add(torch.get_rng_state().numpy().tobytes())
-                states["numpy.random"].add(np.random.get_state()[1].tobytes())  # type: ignore[index]
+                state: Any = np.random.get_state()
+                states["numpy.random"].add(state[1].tobytes())
                 states["random"].add(random.getstate()[1])
     for name, found in states.items():
         if len(found) == 1:

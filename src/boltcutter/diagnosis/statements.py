@@ -9,8 +9,8 @@ import math
 import re
 import sys
 import types
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -91,10 +91,10 @@ class Place(NamedTuple):
     line: int
 
 
-def functions_of(module: nn.Module) -> Iterator[Place]:
-    """The methods of the classes of a module and its parts, without those of installed packages."""
+def functions_of(module: nn.Module, others: Iterable[Any] = ()) -> Iterator[Place]:
+    """The methods of the classes of a module, its parts and others, without those of installed packages."""
     seen = set[types.CodeType]()
-    for part in module.modules():
+    for part in (*module.modules(), *others):
         for cls, value in members(type(part)):
             function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
             if not isinstance(function, types.FunctionType) or function.__code__ in seen:
@@ -498,7 +498,7 @@ def _loaded_in(tree: ast.FunctionDef) -> set[str]:
 
 @check("loads-nothing", "likely", at="probe")
 def initialized_after_loading(seen: Evidence) -> Lines:
-    """A constructor draws new values for all layers of the module after it has loaded a part of them."""
+    """A constructor draws new values for all layers of the module after it has loaded or copied a part of them."""
     for cls in {cls: None for part in seen.module.modules() for cls in own_classes(type(part))}:
         function = vars(cls).get("__init__")
         tree = tree_of(function) if isinstance(function, types.FunctionType) else None
@@ -507,7 +507,8 @@ def initialized_after_loading(seen: Evidence) -> Lines:
             drawn = drawn_again(statement)
             lost = [
                 name for name in loaded if drawn is not None and f"{name}.".startswith(f"{drawn}." if drawn else "")
-            ]
+                and (loaded[name] != "copy_" or _initializes(seen.module, cls, name, statement))
+            ]  # fmt: skip
             if lost:
                 line = function.__code__.co_firstlineno + statement.lineno - 1  # type: ignore[union-attr]
                 yield (
@@ -516,6 +517,19 @@ def initialized_after_loading(seen: Evidence) -> Lines:
                 )
                 return
             loaded |= dict(loads_of(statement))
+
+
+def _initializes(module: nn.Module, cls: type, name: str, statement: ast.stmt) -> bool:
+    """Whether the method that a statement applies to all layers speaks of the kind of one of them."""
+    owner = next(part for part in module.modules() if isinstance(part, cls))
+    applied = re.search(r"\.apply\(self\.(\w+)", ast.unparse(statement))
+    function = getattr(cls, applied[1], None) if applied else None
+    tree = tree_of(function) if isinstance(function, types.FunctionType) else None
+    try:
+        kind = type(owner.get_submodule(name)).__name__
+    except AttributeError:
+        return False
+    return tree is not None and re.search(rf"\b{kind}\b", ast.unparse(tree)) is not None
 
 
 def _in_order(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -536,6 +550,9 @@ def loads_of(statement: ast.stmt) -> Iterator[tuple[str, str]]:
     if name == "load_state_dict" and isinstance(value.func, ast.Attribute):
         if (path := _path(value.func.value)) is not None:
             yield path, name
+    elif name == "copy_" and isinstance(value.func, ast.Attribute):
+        if (path := _path(value.func.value)) is not None:
+            yield path.removesuffix(".data").removesuffix(".weight"), name
     elif isinstance(statement, ast.Assign):
         named = {k.arg: k.value for k in value.keywords}
         pretrained, weights = named.get("pretrained"), named.get("weights")

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 
 from boltcutter.diagnosis import averages, on_demand, rates, statements  # noqa: F401  on_demand registers its checks
-from boltcutter.diagnosis.evidence import overrides
+from boltcutter.diagnosis.evidence import overrides, tensors_of
 from boltcutter.diagnosis.invariants import FIRST, Guarded, Invariants
 from boltcutter.diagnosis.loaders import MOST, Splits
 from boltcutter.diagnosis.metrics import MetricCalls
@@ -65,6 +65,8 @@ class Trial(Invariants):
         fit.min_epochs, fit.epoch_loop.min_steps = None, None  # which keep a training from ending
         if seen.compiled or seen.sharded or trainer.world_size > 1:
             self._note("probes", "a compiled or sharded model is not probed; set task.compile=false, or use one device")
+        elif any(t.grad_fn is not None for t in tensors_of(batch)):
+            self._note("probes", "a batch that was computed with gradients is not probed, as its graph is used once")
         else:
             self._stop_looking()  # as manual optimization computes gradients in a pass of a probe, too
             with Guarded(self), seeded(0):

@@ -1,8 +1,10 @@
 """The programs of ``planted/twentyeighth.py`` without their bugs, and what looks like them."""
 
 import torch
-from programs import digits, no_bug
+from programs import Convnet, digits, halves, loaders, no_bug, segments, tokens
+from programs.planted import twentyeighth as planted
 from programs.planted.twentyeighth import Followed
+from torch.nn import functional as F
 
 
 def returns_up_to_now(rewards, gamma):
@@ -59,3 +61,156 @@ def network_begins_as_its_target():
             self.net.load_state_dict(self.target.state_dict())
 
     return Net(), *digits()
+
+
+@no_bug()
+def both_splits_have_the_numbers_of_training():
+    train = planted.Words(0)
+    return planted.Bag(), *loaders(train, planted.Words(1, train.vocab))
+
+
+class Counted(planted.Words):
+    """Also counts its words, and knows in which sentence each comes first."""
+
+    def __init__(self, seed, vocab=None):
+        super().__init__(seed, vocab)
+        self.first, self.counts = {}, {}
+        for i, (row, _) in enumerate(self.rows):
+            for token in row.tolist():
+                self.first.setdefault(token, 10 * i)
+                self.counts[token] = self.counts.get(token, 0) + 1
+
+
+@no_bug()
+def words_of_each_split_are_counted():
+    train = Counted(0)
+    return planted.Bag(), *loaders(train, Counted(1, train.vocab))
+
+
+@no_bug()
+def softmax_over_the_classes_of_places():
+    return planted.Marked(), *halves(*segments(), split=240)
+
+
+@no_bug()
+def softmax_over_the_places_of_an_attention():
+    class Net(planted.Marked):
+        def loss(self, x, y):
+            out = self(x)
+            weights = out.flatten(2).softmax(-1).reshape(out.shape)
+            return F.cross_entropy(out * (0.5 + weights), y)
+
+    return Net(), *halves(*segments(), split=240)
+
+
+@no_bug(max_epochs=4, accumulate_grad_batches=4)
+def schedule_counts_optimizer_steps():
+    return planted.Cycled(), *digits()
+
+
+@no_bug()
+def validation_has_a_generator_of_its_own():
+    return planted.Noisy(), *digits()
+
+
+@no_bug()
+def validation_restores_the_generator():
+    class Net(planted.Noisy):
+        def noise(self, x):
+            with torch.random.fork_rng():
+                torch.manual_seed(7)
+                return torch.randn_like(x)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def negative_items_are_drawn_from_items():
+    return planted.Ranked(), *planted.choices()
+
+
+@no_bug()
+def gallery_is_embedded_in_each_validation():
+    class Net(planted.Gallery):
+        def on_validation_epoch_start(self):
+            self.known = None
+
+    return Net(), *digits()
+
+
+@no_bug()
+def gallery_of_a_frozen_network():
+    class Net(planted.Gallery):
+        def __init__(self):
+            super().__init__()
+            self.frozen = Convnet().requires_grad_(False).eval()
+
+        def gallery(self):
+            if self.known is None:
+                self.known = F.normalize(self.frozen(self.pictures), dim=1)
+            return self.known
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            near = (F.normalize(self.frozen(x), dim=1) @ self.gallery().T).argmax(1)
+            self.log("val/near", (self.labels[near] == y).float().mean())
+            self.log("val/acc", (self(x).argmax(1) == y).float().mean())
+
+    return Net(), *digits()
+
+
+@no_bug()
+def both_boxes_are_corners():
+    return planted.Boxes(), *planted.rectangles()
+
+
+@no_bug()
+def function_returns_a_factor():
+    return planted.Warmed(), *digits()
+
+
+@no_bug()
+def vectors_of_views_are_normalized():
+    return planted.Views(), *digits()
+
+
+@no_bug()
+def vectors_are_copied_after_the_initialization():
+    train = planted.Words(0)
+    return planted.Pretrained(), *loaders(train, planted.Words(1, train.vocab))
+
+
+@no_bug()
+def layers_are_initialized_after_words():
+    class Net(planted.Pretrained):
+        def __init__(self):
+            super().__init__()
+            self.words.weight.data.copy_(torch.eye(24, 16))
+            self.apply(self.begin)
+
+        def begin(self, layer):
+            if isinstance(layer, torch.nn.Linear):
+                torch.nn.init.xavier_uniform_(layer.weight)
+
+    train = planted.Words(0)
+    return Net(), *loaders(train, planted.Words(1, train.vocab))
+
+
+@no_bug()
+def validation_decodes_its_own_tokens():
+    return planted.Reversed(), *planted.reversals()
+
+
+@no_bug()
+def rate_counts_batches():
+    return planted.Decayed(), *digits()
+
+
+@no_bug()
+def masked_tokens_are_targets():
+    return planted.Masked(), *halves(tokens(), tokens())
+
+
+@no_bug()
+def determinant_of_all_places():
+    return planted.Density(), *planted.series()
