@@ -1,7 +1,7 @@
 """The programs of ``planted/twentyeighth.py`` without their bugs, and what looks like them."""
 
 import torch
-from programs import Convnet, digits, halves, loaders, no_bug, segments, tokens
+from programs import Convnet, Table, digits, halves, loaders, no_bug, segments, tokens
 from programs.planted import twentyeighth as planted
 from programs.planted.twentyeighth import Followed
 from torch.nn import functional as F
@@ -214,3 +214,17 @@ def masked_tokens_are_targets():
 @no_bug()
 def determinant_of_all_places():
     return planted.Density(), *planted.series()
+
+
+@no_bug()
+def rolling_mean_ends_the_day_before():
+    return Table(), *planted.sales(shift=1)
+
+
+@no_bug()
+def speed_of_a_track():
+    g = torch.Generator().manual_seed(0)
+    speed = torch.randn(680, generator=g)
+    place = speed.cumsum(0)
+    x = torch.stack([place, place.roll(1), *torch.randn(8, 680, generator=g)], 1)[1:]
+    return Table(), *halves((x - x.mean(0)) / x.std(0), speed[1:])

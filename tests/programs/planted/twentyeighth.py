@@ -9,6 +9,7 @@ from programs import (
     Causal,
     LossOnly,
     Manual,
+    Table,
     bug,
     digits,
     halves,
@@ -499,3 +500,22 @@ def determinant_of_one_place():
             return layer
 
     return Net(), *series()
+
+
+def sales(*, shift):
+    """Sales of each day, and means of the last 5 days and of all, up to the day itself or the one before."""
+    g = torch.Generator().manual_seed(0)
+    y, mean = 5 + torch.randn(700, generator=g) + 2 * torch.sin(torch.arange(700) / 7), 0.0
+    weighted = []
+    for value in y.tolist():
+        mean = 0.8 * mean + 0.2 * value
+        weighted.append(mean)
+    columns = y.unfold(0, 5, 1).mean(1)[: 696 - shift], torch.tensor(weighted)[4 : 700 - shift]
+    x = torch.stack([*columns, *torch.randn(8, 696 - shift, generator=g)], 1)
+    y = y[4 + shift :]
+    return halves((x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std())
+
+
+@bug("target-in-mean")
+def rolling_mean_has_the_day_itself():
+    return Table(), *sales(shift=0)
