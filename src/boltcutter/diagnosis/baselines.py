@@ -6,7 +6,6 @@ import ast
 import math
 import re
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,7 @@ from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
-from boltcutter.diagnosis.loaders import Splits, items
-from boltcutter.diagnosis.probe import seeded
-from boltcutter.structure import flatten
+from boltcutter.diagnosis.loaders import Splits
 
 MOST = 4000  # samples of training that baselines are fitted to
 FEATURES = 4096  # inputs that are used, the first ones
@@ -35,10 +32,6 @@ LIBRARIES = ("torch", "lightning", "builtins", "boltcutter")
 FEWEST_MOVED = 3  # words or classes
 FREE = 8  # numbers that no word has, such as that of padding
 NUMBERED = re.compile(r"class|vocab|itos|label|categor|idx|id2|words|tokens", re.IGNORECASE)  # lists of names
-IN_TIME, PARTS_OF_TIME, LONGEST_WINDOW = 96, 4, 30  # rows, how often, and of a rolling mean
-MOST_COLUMNS = 256
-NUMBERS = (Tensor, np.ndarray, np.number, float)
-EXACT = 1e-3  # of the deviation of changes
 NORMAL = 1.96  # standard errors of 95%
 
 
@@ -199,46 +192,6 @@ def _fits_training(splits: Splits) -> bool:
     """Whether the linear model has learned the classes of training; else it may exchange some of them."""
     _, found = baselines(splits, "train")
     return bool(found) and float(found[-1].errors.mean()) < 1 - RIGHT
-
-
-@check("target-in-mean", "likely", at="data")
-def target_in_mean(seen: Evidence) -> Lines:
-    """In rows in the order of time, a column is exactly a rolling or weighted mean with the target of its own row."""
-    dataset: Any = seen.splits.dataset("train") if seen.splits else None
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or len(dataset) < 2 * IN_TIME:
-        return
-    found = Counter[int]()
-    for start in (len(dataset) * i // PARTS_OF_TIME for i in range(PARTS_OF_TIME)):
-        with seeded(0):
-            rows = [flatten(each) for each in items(dataset, range(start, min(start + IN_TIME, len(dataset))))]
-        if not all(len(row) == 2 and all(isinstance(v, NUMBERS) for v in row) for row in rows):
-            return
-        x, y = (torch.stack([torch.as_tensor(row[i]).double() for row in rows]) for i in (0, 1))
-        if x.ndim != 2 or y.numel() != len(y) or x.shape[1] > MOST_COLUMNS or not float(y.std()) > 0:
-            return
-        found.update(j for j in range(x.shape[1]) if _has_own(x[:, j], y.flatten()))
-    if columns := [str(j) for j, times in sorted(found.items()) if times > PARTS_OF_TIME / 2]:
-        yield (
-            f"column {some(columns)} of the inputs is a mean over rows, as of a rolling window, that has the target of "
-            "its own row, so it tells what is to be predicted; shift(1) before the mean"
-        )
-
-
-def _has_own(x: Tensor, y: Tensor) -> bool:
-    """Whether values (T,) are a rolling or an exponentially weighted mean up to the present, perhaps in other units."""
-    now, before, own = x[LONGEST_WINDOW:], x[LONGEST_WINDOW - 1 : -1], y[LONGEST_WINDOW:]
-    change, ones = now - before, torch.ones_like(own)
-    if not float(change.std()) > 1e-6 * float(x.abs().max() + 1):
-        return False
-    for k in range(2, LONGEST_WINDOW + 1):
-        step = own - y[LONGEST_WINDOW - k : len(y) - k]
-        factor = float((step * change).sum() / step.square().sum().clamp_min(1e-12))
-        if factor > 0 and float((change - factor * step).abs().max()) < EXACT * float(change.std()):
-            return True
-    table = torch.stack([before, own, ones], 1)
-    factors = torch.linalg.lstsq(table, now[:, None]).solution[:, 0]
-    is_exact = float((table @ factors - now).abs().max()) < EXACT * float(change.std())
-    return is_exact and 0.05 < float(factors[0]) < 0.99 and float(factors[1]) > 0
 
 
 @check("numbers-differ", "likely", at="data")

@@ -9,17 +9,19 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator, Sized
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.loaders import Splits, digest
+from boltcutter.diagnosis.loaders import NUMBERS, Splits, digest, items
+from boltcutter.diagnosis.probe import seeded
 from boltcutter.diagnosis.source import own_classes, tree_of
 from boltcutter.diagnosis.splits import WIDE, first_leaf
 from boltcutter.diagnosis.statements import called_name
+from boltcutter.structure import flatten
 
 FEWEST_WINDOWS = 8  # and values of a column
 FEWEST_VALUES = 4  # of a window
@@ -30,6 +32,8 @@ FEWEST_ROWS = 200  # of a series
 MOST_COLUMNS = 500
 REACH = 8  # samples before and after one
 EXACT = 1e-8  # variance of what a linear function leaves
+IN_TIME, PARTS_OF_TIME, LONGEST_WINDOW = 96, 4, 30  # rows, how often, and of a rolling mean
+CHANGED = 1e-3  # of the deviation of changes
 SPLITTERS = frozenset(("train_test_split", "random_split", "Subset"))
 FITS = frozenset(("fit", "fit_transform"))
 UNSUPERVISED = re.compile(r"KMeans|PCA|Mixture|DBSCAN|Scaler|UMAP|NMF|kmeans|pca|scaler")
@@ -143,6 +147,46 @@ def later_targets(seen: Evidence) -> Lines:
             f"column {column} of the inputs is computed of the target of its own sample and of its neighbours, "
             "exactly, as by a moving average around it; use earlier values only"
         )
+
+
+@check("later-targets", "likely", at="data")
+def own_in_mean(seen: Evidence) -> Lines:
+    """In rows in the order of time, a column is exactly a rolling or weighted mean with the target of its own row."""
+    dataset: Any = seen.splits.dataset("train") if seen.splits else None
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or len(dataset) < 2 * IN_TIME:
+        return
+    found = Counter[int]()
+    for start in (len(dataset) * i // PARTS_OF_TIME for i in range(PARTS_OF_TIME)):
+        with seeded(0):
+            rows = [flatten(each) for each in items(dataset, range(start, min(start + IN_TIME, len(dataset))))]
+        if not all(len(row) == 2 and all(isinstance(v, NUMBERS) for v in row) for row in rows):
+            return
+        x, y = (torch.stack([torch.as_tensor(row[i]).double() for row in rows]) for i in (0, 1))
+        if x.ndim != 2 or y.numel() != len(y) or x.shape[1] > MOST_COLUMNS or not float(y.std()) > 0:
+            return
+        found.update(j for j in range(x.shape[1]) if _has_own(x[:, j], y.flatten()))
+    if columns := [str(j) for j, times in sorted(found.items()) if times > PARTS_OF_TIME / 2]:
+        yield (
+            f"column {some(columns)} of the inputs is a mean over rows, as of a rolling window, that has the target of "
+            "its own row, so it tells what is to be predicted; shift(1) before the mean"
+        )
+
+
+def _has_own(x: Tensor, y: Tensor) -> bool:
+    """Whether values (T,) are a rolling or an exponentially weighted mean up to the present, perhaps in other units."""
+    now, before, own = x[LONGEST_WINDOW:], x[LONGEST_WINDOW - 1 : -1], y[LONGEST_WINDOW:]
+    change, ones = now - before, torch.ones_like(own)
+    if not float(change.std()) > 1e-6 * float(x.abs().max() + 1):
+        return False
+    for k in range(2, LONGEST_WINDOW + 1):
+        step = own - y[LONGEST_WINDOW - k : len(y) - k]
+        factor = float((step * change).sum() / step.square().sum().clamp_min(1e-12))
+        if factor > 0 and float((change - factor * step).abs().max()) < CHANGED * float(change.std()):
+            return True
+    table = torch.stack([before, own, ones], 1)
+    factors = torch.linalg.lstsq(table, now[:, None]).solution[:, 0]
+    is_exact = float((table @ factors - now).abs().max()) < CHANGED * float(change.std())
+    return is_exact and 0.05 < float(factors[0]) < 0.99 and float(factors[1]) > 0
 
 
 @check("held-out-labels", "likely", at="data")

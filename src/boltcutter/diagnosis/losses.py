@@ -195,7 +195,9 @@ def softmax_of_samples(seen: Evidence) -> Lines:
 
 def _softmax_of_places(seen: Evidence, node: Any, result: Tensor) -> Lines:
     """Whether a convolution has computed a value for each class and place, the batch has a class for each place."""
-    dim, before = int(saved(node, "dim") or 0), name_of(operation_behind(node))
+    dim, before = saved(node, "dim"), name_of(operation_behind(node))
+    if not isinstance(dim, int):
+        return  # of logsumexp
     dim = dim - (1 << 64) if dim >= 1 << 63 else dim
     shape = (len(result), *result.shape[2:])
     labels = [t for t in tensors_of(seen.batch) if not t.is_floating_point() and t.shape == shape]
