@@ -161,10 +161,13 @@ def own_in_mean(seen: Evidence) -> Lines:
             rows = [flatten(each) for each in items(dataset, range(start, min(start + IN_TIME, len(dataset))))]
         if not all(len(row) == 2 and all(isinstance(v, NUMBERS) for v in row) for row in rows):
             return
-        x, y = (torch.stack([torch.as_tensor(row[i]).double() for row in rows]) for i in (0, 1))
-        if x.ndim != 2 or y.numel() != len(y) or x.shape[1] > MOST_COLUMNS or not float(y.std()) > 0:
+        inputs, targets = ([torch.as_tensor(row[i]) for row in rows] for i in (0, 1))
+        if any(t.shape != inputs[0].shape or t.ndim != 1 or len(t) > MOST_COLUMNS for t in inputs):
             return
-        found.update(j for j in range(x.shape[1]) if _has_own(x[:, j], y.flatten()))
+        if any(t.numel() != 1 or t.is_complex() for t in targets):
+            return
+        x, y = torch.stack(inputs).double(), torch.stack([t.double().reshape(()) for t in targets])
+        found.update(j for j in range(x.shape[1]) if _has_own(x[:, j], y))
     if columns := [str(j) for j, times in sorted(found.items()) if times > PARTS_OF_TIME / 2]:
         yield (
             f"column {some(columns)} of the inputs is a mean over rows, as of a rolling window, that has the target of "
@@ -176,7 +179,7 @@ def _has_own(x: Tensor, y: Tensor) -> bool:
     """Whether values (T,) are a rolling or an exponentially weighted mean up to the present, perhaps in other units."""
     now, before, own = x[LONGEST_WINDOW:], x[LONGEST_WINDOW - 1 : -1], y[LONGEST_WINDOW:]
     change, ones = now - before, torch.ones_like(own)
-    if not float(change.std()) > 1e-6 * float(x.abs().max() + 1):
+    if not (x.isfinite().all() and y.isfinite().all() and change.std() > 1e-6 * (x.abs().max() + 1) and y.std() > 0):
         return False
     for k in range(2, LONGEST_WINDOW + 1):
         step = own - y[LONGEST_WINDOW - k : len(y) - k]
