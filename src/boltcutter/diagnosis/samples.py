@@ -21,6 +21,7 @@ from boltcutter.structure import map_tensors, take_rows
 
 PADS = re.compile(r"(PAD|pad|PADDING|padding)(_?(ID|IDX|INDEX|TOKEN|id|idx|index|token))*$")
 MOST_STAY = 0.6  # share of the samples: of equal length, some have another place
+OVER_BATCH = re.compile(r"virtual_?batch|mini_?batch_?(std|stddev|disc)", re.IGNORECASE)  # layers that mean it
 FEWEST = 4  # samples of a batch
 MOST_COLUMNS = 4  # by which a loss may sort samples
 SAME = 1e-3  # relative difference of losses
@@ -164,7 +165,9 @@ def _mixing_line(probe: Probe, name: str, base: Trace, first: Tensor, count: int
     remedy = "remove statistics, softmax or reshapes over the batch"
     if getattr(modules.get(layer), "batch_first", None) is False:
         remedy = "set batch_first=True, as its input begins with the samples"
-    is_chosen = getattr(modules.get(layer), "track_running_stats", None) is False  # as an argument of BatchNorm
+    part = modules.get(layer)
+    is_chosen = getattr(part, "track_running_stats", None) is False  # as an argument of BatchNorm
+    is_chosen |= any(OVER_BATCH.search(type(m).__name__) for m in (part.modules() if part is not None else ()))
     return Line(
         "the result for a sample depends on the other samples of its batch, in evaluation mode too, first in "
         f"{name}, so metrics depend on the batch size; {remedy}",

@@ -1,7 +1,7 @@
 """The programs of ``planted/twentyeighth.py`` without their bugs, and what looks like them."""
 
 import torch
-from programs import Convnet, Table, digits, halves, loaders, no_bug, segments, tokens
+from programs import Base, Convnet, Table, digits, halves, loaders, no_bug, segments, tokens
 from programs.planted import twentyeighth as planted
 from programs.planted.twentyeighth import Followed
 from torch.nn import functional as F
@@ -228,3 +228,20 @@ def speed_of_a_track():
     place = speed.cumsum(0)
     x = torch.stack([place, place.roll(1), *torch.randn(8, 680, generator=g)], 1)[1:]
     return Table(), *halves((x - x.mean(0)) / x.std(0), speed[1:])
+
+
+class MinibatchStd(torch.nn.Module):
+    """Adds the spread of each feature over the batch, as discriminators do."""
+
+    def forward(self, x):
+        return torch.cat([x, x.std(0).mean().expand(len(x), 1)], 1)
+
+
+@no_bug()
+def spread_of_the_batch_is_a_feature():
+    class Net(Base):
+        def network(self):
+            layers = torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU()
+            return torch.nn.Sequential(*layers, MinibatchStd(), torch.nn.Linear(33, 10))
+
+    return Net(), *digits()
