@@ -26,7 +26,7 @@ from boltcutter.diagnosis.source import is_function, namespaces_of, own_classes,
 
 NAMES = "dice|iou|miou|jaccard|tversky|ssim|psnr|f1"
 SCORES = re.compile(rf"(^|_)({NAMES})(_|$)|(?<![a-z])(Dice|IoU|Iou|Jaccard|Tversky|SSIM|Ssim|PSNR|F1)(?![a-z])")
-OVERLAPS = re.compile("iou|overlap", re.IGNORECASE)
+OVERLAPS = re.compile("iou(?!s)|overlap", re.IGNORECASE)
 REWARDS = re.compile(r"^(rews?|rewards?)(_|$)")
 RETURNS = re.compile(r"discount|returns?($|_)|reward_to_go|rewards_to_go|rtg|(^|_)gae($|_)", re.IGNORECASE)
 DISCOUNT = re.compile(r"gamma|discount")

@@ -6,6 +6,7 @@ import inspect
 import re
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.probe import Probe, is_close
 from boltcutter.diagnosis.source import own_classes
 
-FORCING = re.compile(r"teacher_?forc|(^|_)tf_(ratio|prob|p)|(forcing|sampling)_(ratio|prob)", re.IGNORECASE)
+FORCING = re.compile(r"teacher_?forc|(^|_)tf_(ratio|prob)|forcing_(ratio|prob)", re.IGNORECASE)
 FEWEST = 4  # positions, and calls in a row
 Calls = dict[str, list[Tensor]]  # what each embedding gets, by its name
 
@@ -89,11 +90,12 @@ def _parameters(part: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 def _keep_forcing(found: dict[str, str], name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
     """A forward hook that keeps the value of teacher forcing, if it is a share."""
-    given = inspect.signature(part.forward).bind(*args, **kwargs)
-    given.apply_defaults()
-    for parameter, value in given.arguments.items():
-        if FORCING.search(parameter) and isinstance(value, float) and 0 < value < 1:
-            found[name] = f"{parameter}={value:g}"
+    with suppress(TypeError):  # of a call that forward itself refuses
+        given = inspect.signature(part.forward).bind(*args, **kwargs)
+        given.apply_defaults()
+        for parameter, value in given.arguments.items():
+            if FORCING.search(parameter) and isinstance(value, float) and 0 < value < 1:
+                found[name] = f"{parameter}={value:g}"
 
 
 def _length(ids: Tensor) -> int:

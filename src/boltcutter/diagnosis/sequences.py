@@ -19,7 +19,7 @@ from boltcutter.diagnosis.baselines import baselines
 from boltcutter.diagnosis.calls import CLASSES, is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
-from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import Loss
 from boltcutter.diagnosis.loaders import items
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, kept, seeded, take
@@ -291,16 +291,17 @@ def drawn_from_others(seen: Evidence) -> Lines:
     sizes = {m.num_embeddings for m in layers.values()}
     if probe is None or kind not in probe.batches or len(sizes) < 2:
         return
-    given = [t for t in tensors_of(probe.batches[kind]) if t.dtype in INTEGERS]
-    for (name, one), (_, two) in zip(probe.base(kind).tensors, probe.repeated(kind, seed=1).tensors, strict=False):
+    passes = [*zip(probe.base(kind).tensors, probe.repeated(kind, seed=1).tensors, strict=False)]
+    fixed: dict[str, list[Tensor]] = {name: [] for name in layers}  # what is not drawn
+    for (name, one), (_, two) in passes:
+        if name in layers and is_equal(one, two):
+            fixed[name].append(one)
+    for (name, one), (_, two) in passes:
         if name not in layers or one.shape != two.shape or one.numel() < FEWEST_DRAWN or is_equal(one, two):
             continue
-        count = layers[name].num_embeddings
-        most = max(int(one.max()), int(two.max())) + 1
+        count, most = layers[name].num_embeddings, max(int(one.max()), int(two.max())) + 1
         for size in (size for size in sizes if most <= size < 0.9 * count and most > 0.8 * size):
-            share = max(
-                (float((t >= size).float().mean()) for t in given if t.numel() and int(t.max()) < count), default=0
-            )
+            share = max((float((t >= size).float().mean()) for t in fixed[name]), default=0)
             if share > 0.1:
                 yield (
                     f"random indices of {name.removeprefix('the input of ')}, which has {count} rows, are all below "
