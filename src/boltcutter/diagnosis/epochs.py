@@ -36,6 +36,7 @@ ROUNDING = 1e-4  # relative difference of two values
 CONVEX = re.compile(r"(^|[/_\-. ])(rmse|root_mean_squared?_error|ppl|perplexity)($|[/_\-. 0-9@])", re.IGNORECASE)
 SUMMED = re.compile(r"loss|nll|elbo|kl|energy|sum|total|per_batch|count|num", re.IGNORECASE)
 HOOKS = re.compile(r"valid|epoch|save|export|write|report|log|best|plot")
+FIRST = re.compile(r"init|first|ref|base|start|old|orig|anchor|before")  # values that later ones are compared with
 KEPT = re.compile(
     r"best|max|min|ema|smooth|running|moving|avg|count|total|num|n_|seen|epoch|step|time|patience|since|roll|window|ewm|cum"
     r"|preq|history|stream|lifetime|so_far|all_"
@@ -181,7 +182,8 @@ def _cached(seen: Evidence) -> list[str]:
                 name = ast.unparse(node.test).removesuffix(" is None").removeprefix("self.")
                 found |= {name} & {t.attr for inner in node.body for t in _assigned(inner)}
             assigned.update(target.attr for target in _assigned(node))
-    return sorted(name for name in found if assigned[name] == 1 and vars(seen.module).get(name) is not None)
+    found = {name for name in found if assigned[name] == 1 and not FIRST.search(name)}
+    return sorted(name for name in found if vars(seen.module).get(name) is not None)
 
 
 def _assigned(node: ast.AST) -> list[ast.Attribute]:

@@ -139,6 +139,21 @@ def gallery_is_embedded_in_each_validation():
 
 
 @no_bug()
+def digits_move_from_where_they_were_at_first():
+    class Net(planted.Gallery):
+        first_places = None
+
+        def validation_step(self, batch, batch_idx):
+            places = self.net[:-1](self.pictures)
+            if self.first_places is None:
+                self.first_places = places
+            self.log("val/moved", (places - self.first_places).norm(dim=1).mean())
+            self.log("val/loss", self.loss(*batch))
+
+    return Net(), *digits()
+
+
+@no_bug()
 def gallery_of_a_frozen_network():
     class Net(planted.Gallery):
         def __init__(self):
