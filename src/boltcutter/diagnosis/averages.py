@@ -44,6 +44,8 @@ ENDS = ("on_validation_epoch_end", "on_validation_end", "on_validation_model_tra
 SHOWN = ("save", "experiment", "wandb", "add_scalar", "add_image", "log_metrics", "log_image", "log_table")
 # Methods in which a copy may be used in place of what is trained.
 OUTSIDE = re.compile("__init__|setup|valid|test|predict|fit_|train_start|train_end|restore|swap|checkpoint|load|reset")
+# By which code knows the end of training, or a loss that is no number.
+RESCUES = frozenset(("max_epochs", "max_steps", "estimated_stepping_batches", "isfinite", "isnan", "is_last_batch"))
 EACH_BATCH = ("training_step", "on_train_batch_end", "on_before_zero_grad")
 FEWEST_SHARES = 5  # steps
 FASTER, MUCH = 1.5, 0.2
@@ -202,12 +204,13 @@ def average_speeds_up(seen: Evidence) -> Lines:
 def copied_back(seen: Evidence) -> Lines:
     """A method sets a network that is trained to the weights of its target, which is not."""
     for place in functions_of(seen.module):
-        if OUTSIDE.search(place.tree.name):
+        names = {getattr(n, "attr", getattr(n, "id", "")) for n in ast.walk(place.tree)}
+        if OUTSIDE.search(place.tree.name) or names & RESCUES:
             continue
         for node in (n for n in ast.walk(place.tree) if isinstance(n, ast.Call | ast.For)):
             for target, source in _copies(node):
                 parts = [_part(place.owner, text) for text in (target, source)]
-                if not FOLLOWS.search(source) or FOLLOWS.search(target) or not all(parts):
+                if not FOLLOWS.search(source) or "slow" in source or FOLLOWS.search(target) or not all(parts):
                     continue
                 trained = [any(p.requires_grad and id(p) in seen.owned for p in m.parameters()) for m in parts if m]
                 if trained == [True, False]:

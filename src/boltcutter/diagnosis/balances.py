@@ -204,6 +204,9 @@ def counts_all_optimizers(seen: Evidence) -> Lines:
         tree = tree_of(function)
         if tree is None or "global_step" not in function.__code__.co_names:
             continue
+        text = ast.unparse(tree)
+        if re.search(rf"[*/] {several}\b|\b{several} \*|len\(self\.optimizers", text):
+            continue  # it knows of them
         values = {t.id: ast.unparse(n.value) for n in _assignments(tree) for t in n.targets if isinstance(t, ast.Name)}
         for node in (n for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)):
             left, total = ast.unparse(node.left), ast.unparse(node.right)

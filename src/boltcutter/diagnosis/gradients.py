@@ -233,7 +233,7 @@ def barely_trained(seen: Evidence) -> Lines:
     rates = {id(p): float(g.get("lr", 0)) for o in seen.optimizers for g in o.param_groups for p in g["params"]}
     most = max(rates.values(), default=0.0)
     looked = [steps.ratios for steps in seen.steps.values() if steps.ratios]
-    if any(ratios[-1][1] > 2 * min(rate for _, rate in ratios) for ratios in looked):
+    if any(len(ratios) > 1 and ratios[-1][1] > ratios[-2][1] for ratios in looked):
         return  # in a warm-up, behind layers that begin with zeros
     slow = [
         name

@@ -161,7 +161,8 @@ def schedule_absolute(seen: Evidence) -> Lines:
 
 def _names_rates(scheduler: Any) -> bool:
     """Whether a function of LambdaLR speaks of a learning rate."""
-    texts = {name for f in _functions(scheduler) for name in (*f.__code__.co_names, *f.__code__.co_freevars)}
+    codes = [code for f in _functions(scheduler) if (code := getattr(f, "__code__", None)) is not None]
+    texts = {name for code in codes for name in (*code.co_names, *code.co_freevars)}
     return any(re.search(r"(^|_)(lr|rate)($|_)", name) for name in texts)
 
 
@@ -266,8 +267,6 @@ def _lengths(scheduler: Any) -> list[int]:
     found = [vars(scheduler).get(name) for name in ("T_max", "total_steps", "total_iters")]
     for function in vars(scheduler).get("lr_lambdas") or []:  # of transformers: partial(…, num_training_steps=…)
         named = getattr(function, "keywords", None) or {}
-        if inspect.isfunction(function):
-            named = {**named, **inspect.getclosurevars(function).nonlocals}
         found += [value for name, value in named.items() if "training_steps" in name or "total" in name]
     for inner in vars(scheduler).get("_schedulers") or []:
         found += _lengths(inner)

@@ -217,6 +217,74 @@ def validation_decodes_its_own_tokens():
 
 
 @no_bug()
+def rate_knows_of_both_optimizers():
+    class Net(planted.Decayed):
+        def training_step(self, batch, batch_idx):
+            total = 2 * self.trainer.max_epochs * self.trainer.num_training_batches
+            factor = max(0.0, 1 - self.global_step / total)
+            self.manual_backward(self.loss(*batch))
+            for optimizer in self.optimizers():
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.05 * factor
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def network_returns_to_its_average_if_the_loss_is_no_number():
+    class Net(Followed):
+        def sync(self):
+            self.target.load_state_dict(self.net.state_dict())
+
+        def on_before_zero_grad(self, optimizer):
+            if not all(p.isfinite().all() for p in self.net.parameters()):
+                self.net.load_state_dict(self.target.state_dict())
+
+    return Net(), *digits()
+
+
+@no_bug(max_epochs=2)
+def schedule_by_total_epochs():
+    class Net(planted.Warmed):
+        def configure_optimizers(self):
+            total_epochs, per_epoch = 2, 20
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 - 0.9 * i / (total_epochs * per_epoch))
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    return Net(), *digits()
+
+
+class Played(torch.utils.data.Dataset):
+    """Samples whose logarithms of probabilities carry the graph of the network."""
+
+    def __init__(self, net, parts):
+        self.net, self.parts = net, parts
+
+    def __len__(self):
+        return len(self.parts)
+
+    def __getitem__(self, i):
+        x, y = self.parts[i]
+        return self.net(x[None]).log_softmax(1)[0], y
+
+
+@no_bug()
+def batch_has_a_graph_of_its_own():
+    class Net(Base):
+        def loss(self, log_p, y):
+            return F.nll_loss(log_p, y)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val/loss", self.loss(*batch))
+
+    net, parts = Net(), digits(loaded=False)
+    return net, *loaders(*(Played(net.net, part) for part in parts))
+
+
+@no_bug()
 def rate_counts_batches():
     return planted.Decayed(), *digits()
 
