@@ -20,7 +20,8 @@ from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
-from boltcutter.diagnosis.loaders import Splits
+from boltcutter.diagnosis.loaders import NUMBERS, Splits
+from boltcutter.structure import flatten
 
 MOST = 4000  # samples of training that baselines are fitted to
 FEATURES = 4096  # inputs that are used, the first ones
@@ -30,6 +31,7 @@ RIGHT, GAIN = 0.7, 0.3  # shares of samples
 ORDERS = frozenset(("permutation", "randperm", "shuffle"))
 LIBRARIES = ("torch", "lightning", "builtins", "boltcutter")
 FEWEST_MOVED = 3  # words or classes
+KNOWN = 0.9  # share of numbers that are in training
 FREE = 8  # numbers that no word has, such as that of padding
 NUMBERED = re.compile(r"class|vocab|itos|label|categor|idx|id2|words|tokens", re.IGNORECASE)  # lists of names
 NORMAL = 1.96  # standard errors of 95%
@@ -203,13 +205,22 @@ def numbers_differ(seen: Evidence) -> Lines:
     for name in one.keys() & two.keys():
         both = sorted(one[name].keys() & two[name].keys(), key=str)
         moved = [key for key in both if one[name][key] != two[name][key]]
-        if len(moved) >= FEWEST_MOVED and len(moved) > len(both) / 2:
+        if len(moved) >= FEWEST_MOVED and len(moved) > len(both) / 2 and _are_read(seen.splits, len(one[name])):
             yield Line(
                 f"{name} of the validation dataset is made anew: {moved[0]!r} has number {two[name][moved[0]]} there, "
                 f"and {one[name][moved[0]]} in training, and so {len(moved)} of {len(both)} differ; make it of the "
                 "training data, and pass it to both",
                 subject=name,
             )
+
+
+def _are_read(splits: Splits, count: int) -> bool:
+    """Whether samples of training have almost all numbers below a count, and none above it, or are texts as yet."""
+    whole = [[v for v in flatten(sample) if isinstance(v, NUMBERS)] for sample in splits.samples("train")]
+    columns = [[torch.as_tensor(v) for v in column] for column in zip(*whole, strict=False)]
+    found = [torch.cat([v.flatten() for v in c]) for c in columns if not any(v.is_floating_point() for v in c)]
+    levels = [len(torch.unique(v)) for v in found if int(v.max()) < count + FREE]
+    return not found or any(level > KNOWN * count - FREE for level in levels)
 
 
 def _numberings(dataset: Any, name: str = "", *, depth: int = 2) -> dict[str, dict[Any, int]]:

@@ -140,7 +140,7 @@ def keeps_samples(seen: Evidence) -> Lines:
 def cached_value(seen: Evidence) -> Lines:
     """A validation computes an attribute by trained weights if it is None, and no code makes it None again."""
     probe, loader = seen.probe, seen.splits.loaders.get("validation") if seen.splits else None
-    names = _cached(seen) if probe is not None and seen.module.automatic_optimization else []
+    names = _cached(seen) if probe is not None else []
     samples = _samples(seen, loader) if names else []
     for name in names if samples else ():
         values = list[Tensor]()
@@ -166,7 +166,8 @@ def _computed(seen: Evidence, name: str, batches: Sequence[tuple[Any, int]], see
         for p in trained if seed else ():
             p.add_(torch.randn_like(p), alpha=float(p.std()))
         setattr(seen.module, name, None)
-        seen.module.training_step(batch, *[0][:takes_index])
+        if seen.module.automatic_optimization:  # otherwise it would change the weights
+            seen.module.training_step(batch, *[0][:takes_index])
         if getattr(seen.module, name) is not None:
             return None
         validate(batches)

@@ -520,10 +520,11 @@ def initialized_after_loading(seen: Evidence) -> Lines:
 
 
 def _initializes(module: nn.Module, cls: type, name: str, statement: ast.stmt) -> bool:
-    """Whether the method that a statement applies to all layers speaks of the kind of one of them."""
+    """Whether the function that a statement applies to all layers speaks of the kind of one of them."""
     owner = next(part for part in module.modules() if isinstance(part, cls))
-    applied = re.search(r"\.apply\(self\.(\w+)", ast.unparse(statement))
-    function = getattr(cls, applied[1], None) if applied else None
+    applied = re.search(r"\.apply\((self\.)?(\w+)\)", ast.unparse(statement))
+    place = cls if applied and applied[1] else sys.modules[cls.__module__]
+    function = getattr(place, applied[2], None) if applied else None
     tree = tree_of(function) if isinstance(function, types.FunctionType) else None
     try:
         kind = type(owner.get_submodule(name)).__name__
