@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import Subset
 
 from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
-from boltcutter.diagnosis.loaders import NUMBERS, Splits
-from boltcutter.structure import flatten
+from boltcutter.diagnosis.loaders import Splits
 
 MOST = 4000  # samples of training that baselines are fitted to
 FEATURES = 4096  # inputs that are used, the first ones
@@ -30,10 +25,6 @@ FEWEST = 5  # samples of a class
 RIGHT, GAIN = 0.7, 0.3  # shares of samples
 ORDERS = frozenset(("permutation", "randperm", "shuffle"))
 LIBRARIES = ("torch", "lightning", "builtins", "boltcutter")
-FEWEST_MOVED = 3  # words or classes
-KNOWN = 0.9  # share of numbers that are in training
-FREE = 8  # numbers that no word has, such as that of padding
-NUMBERED = re.compile(r"class|vocab|itos|label|categor|idx|id2|words|tokens", re.IGNORECASE)  # lists of names
 NORMAL = 1.96  # standard errors of 95%
 
 
@@ -194,53 +185,6 @@ def _fits_training(splits: Splits) -> bool:
     """Whether the linear model has learned the classes of training; else it may exchange some of them."""
     _, found = baselines(splits, "train")
     return bool(found) and float(found[-1].errors.mean()) < 1 - RIGHT
-
-
-@check("numbers-differ", "likely", at="data")
-def numbers_differ(seen: Evidence) -> Lines:
-    """Datasets of training and validation number most of the words or classes that both know differently."""
-    if seen.splits is None:
-        return
-    one, two = (_numberings(seen.splits.dataset(name)) for name in ("train", "validation"))
-    for name in one.keys() & two.keys():
-        both = sorted(one[name].keys() & two[name].keys(), key=str)
-        moved = [key for key in both if one[name][key] != two[name][key]]
-        if len(moved) >= FEWEST_MOVED and len(moved) > len(both) / 2 and _are_read(seen.splits, len(one[name])):
-            yield Line(
-                f"{name} of the validation dataset is made anew: {moved[0]!r} has number {two[name][moved[0]]} there, "
-                f"and {one[name][moved[0]]} in training, and so {len(moved)} of {len(both)} differ; make it of the "
-                "training data, and pass it to both",
-                subject=name,
-            )
-
-
-def _are_read(splits: Splits, count: int) -> bool:
-    """Whether samples of training have almost all numbers below a count, and none above it, or are texts as yet."""
-    whole = [[v for v in flatten(sample) if isinstance(v, NUMBERS)] for sample in splits.samples("train")]
-    columns = [[torch.as_tensor(v) for v in column] for column in zip(*whole, strict=False)]
-    found = [torch.cat([v.flatten() for v in c]) for c in columns if not any(v.is_floating_point() for v in c)]
-    levels = [len(torch.unique(v)) for v in found if int(v.max()) < count + FREE]
-    return not found or any(level > KNOWN * count - FREE for level in levels)
-
-
-def _numberings(dataset: Any, name: str = "", *, depth: int = 2) -> dict[str, dict[Any, int]]:
-    """Dictionaries and encoders of a dataset that number words or classes from 0 on, by their names."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    found: dict[str, dict[Any, int]] = {}
-    for key, value in vars(dataset).items() if hasattr(dataset, "__dict__") else ():
-        each, path = value, f"{name}.{key}".lstrip(".")
-        if key == "classes_" and hasattr(value, "tolist"):
-            each = {one: i for i, one in enumerate(value.tolist())}
-        if isinstance(each, list) and NUMBERED.search(key) and all(isinstance(one, str) for one in each):
-            each = {one: i for i, one in enumerate(each)} if len({*each}) == len(each) else None
-        if isinstance(each, dict):
-            numbers = [n for n in each.values() if isinstance(n, int | np.integer) and not isinstance(n, bool)]
-            if FEWEST_MOVED <= len({*numbers}) == len(each) and min(numbers) >= 0 and max(numbers) < len(each) + FREE:
-                found[path] = each
-        elif depth > 1 and not isinstance(value, Tensor | np.ndarray | nn.Module | type):
-            found |= _numberings(value, path, depth=depth - 1)
-    return found
 
 
 def _score(errors: Tensor, classes: bool) -> str:

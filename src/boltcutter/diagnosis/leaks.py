@@ -16,10 +16,10 @@ from torch import Tensor
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.loaders import NUMBERS, Splits, digest, items
+from boltcutter.diagnosis.loaders import NUMBERS, Splits, digest, first_leaf, items
 from boltcutter.diagnosis.probe import seeded
 from boltcutter.diagnosis.source import own_classes, tree_of
-from boltcutter.diagnosis.splits import WIDE, first_leaf
+from boltcutter.diagnosis.splits import WIDE
 from boltcutter.diagnosis.statements import called_name
 from boltcutter.structure import flatten
 

@@ -122,6 +122,12 @@ def items(dataset: Any, indices: Sequence[int]) -> Iterator[Any]:
         yield from zip(*batch, strict=True) if isinstance(batch, tuple) else batch
 
 
+def first_leaf(sample: Any) -> Tensor | None:
+    """The first tensor of a sample's inputs; None if they are something else."""
+    leaf = next(iter(flatten(inputs_of(sample))), None)
+    return torch.as_tensor(leaf) if isinstance(leaf, Tensor | np.ndarray) else None
+
+
 def digest(sample: Any) -> bytes:
     """Hash of the tensors, arrays and numbers of a sample."""
     found = hashlib.blake2b(digest_size=8)

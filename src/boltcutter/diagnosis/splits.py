@@ -6,10 +6,9 @@ import copy
 import math
 import random
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
-from itertools import combinations, islice, pairwise
-from time import monotonic
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
-from boltcutter.diagnosis.calls import CLASSES, LossCalls, Remark
+from boltcutter.diagnosis.calls import LossCalls, Remark
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.cuts import Cuts, wrap_line
 from boltcutter.diagnosis.data import Scale, compare_scales, has_unit_per_class
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.loaders import SECONDS, Splits, digest, items
-from boltcutter.diagnosis.probe import is_close, seeded
-from boltcutter.diagnosis.source import own_classes, says
-from boltcutter.diagnosis.unread import source_of
-from boltcutter.structure import flatten, inputs_of, take_rows, targets_of
+from boltcutter.diagnosis.loaders import Splits, digest, first_leaf, items
+from boltcutter.diagnosis.overlaps import has_groups, keys_of
+from boltcutter.diagnosis.probe import seeded
+from boltcutter.diagnosis.source import says
+from boltcutter.structure import flatten, take_rows
 
 DRAWS = 8  # of a random sample
 MOST_OF_SPLIT = 10_000_000  # values of a part
@@ -44,139 +43,15 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t.rot90(3, (-2, -1)),
 )
 LEFT = 0.01  # share of a split
-GROUPED = re.compile(
-    r"subject|speaker|participant|donor|cohort|session_|sessions|recording|domain|per_user|groupby\(|instrument|scanner|"
-    r"hospital|batch_effect",
-    re.IGNORECASE,
-)
-GROUPS = re.compile(
-    r"^_?(patients?|subjects?|participants?|donors?|volunteers?|animals?)(_?(ids?|index|idx|names?|numbers?|nos?))?$",
-    re.IGNORECASE,
-)
-WITHIN_GROUPS = re.compile(
-    r"personal|calibrat|within_|per_(subject|patient|user)|embed\w*_(subject|patient)", re.IGNORECASE
-)
 BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
 MANY_DRAWS = 1000
-COMMON = 0.2  # share of rows
 FEWEST_OF_CLASS = 8  # samples
 MAX_BOXES = 100  # of a sample
 MOST_INDICES = 256  # of a sampler
-TIGHT = 0.6  # of the median distance
-APART = 1.2  # how much farther than the group the next sample is
-MOST_IN_GROUP = 60
-WITHIN = 0.8  # share of samples
-CLOSE = 0.2  # of the median distance
-SMALL = 0.3  # share of a class
-SPECIAL = 4
-FEWEST_COPIES = 3  # one or two may be equal by chance, as in iris
-MOST_INPUTS = 4096  # of a sample, the first ones
-MOST_NUMBERS = 200_000  # of which the order of the first appearances is looked at
 LEVELS = 16  # samples whose parts are compared
-PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
 SAME = 0.999999  # correlation
-
-
-def first_leaf(sample: Any) -> Tensor | None:
-    """The first tensor of a sample's inputs; None if they are something else."""
-    leaf = next(iter(flatten(inputs_of(sample))), None)
-    return torch.as_tensor(leaf) if isinstance(leaf, Tensor | np.ndarray) else None
-
-
-def keys_of(splits: Splits, name: str) -> list[tuple[bytes, int, Any]]:
-    """Hash of the inputs of each sample, its size, and itself; without constant ones, such as empty tiles."""
-    found = []
-    for sample in splits.samples(name):
-        leaf = first_leaf(sample)
-        if leaf is not None and leaf.numel() >= 4 and not bool((leaf == leaf.flatten()[0]).all()):
-            found.append((digest(inputs_of(sample)), leaf.numel(), sample))
-    return found
-
-
-@check("overlap", "likely", at="data")
-def overlap(seen: Evidence) -> Lines:
-    """Samples are in two splits, by index, or as copies where copies within training are rare."""
-    splits = seen.splits
-    if splits is None:
-        return
-    for first, second in PAIRS:
-        a, b = splits.dataset(first), splits.dataset(second)
-        if a is None or b is None:
-            continue
-        if isinstance(a, Subset) and isinstance(b, Subset) and a.dataset is b.dataset:
-            common = {int(i) for i in a.indices} & {int(i) for i in b.indices}
-            if common:
-                yield Line(
-                    f"{len(common)} of {len(b)} {second} samples are also {first} samples, by index; split once, "
-                    "before any shuffle",
-                    "certain",
-                    subject=second,
-                )
-                continue
-        one, other = keys_of(splits, first), keys_of(splits, second)
-        if not one or len(other) < 2:  # a single one, such as a graph, may have a mask for each split
-            continue
-        counts: dict[bytes, int] = {}
-        for key, *_ in one:
-            counts[key] = counts.get(key, 0) + 1
-        own = sum(n for n in counts.values() if n > 1) / len(one)
-        copies = [sample for key, _, sample in other if key in counts]
-        shared = len(copies) / len(other)
-        is_wide = other[0][1] >= WIDE or _has_fractions(other[0][2])
-        is_copied = (
-            own < 0.5
-            and shared > (0.01 if is_wide else 0.05)  # small samples of integers may be equal by chance
-            and len(copies) >= FEWEST_COPIES
-            and (shared > 3 * own or (is_wide and shared > max(0.05, 1.5 * own + 4 * math.sqrt(own / len(other)))))
-        )
-        is_copied = is_copied and len(copies) >= FEWEST_COPIES
-        label = copied_class(one, other) if own >= 0.5 and _has_fractions(other[0][2]) else None
-        if label is not None:
-            yield Line(
-                f"{shared:.1%} of the {second} samples are exact copies of {first} samples, most of them of class "
-                f"{label}, and hardly any of another one; split before rare samples are copied",
-                subject=second,
-                sample=copies[0],
-            )
-        elif is_copied and not (shared == 1 and second == "validation" and divides_samples(seen)):
-            yield Line(
-                f"{shared:.1%} of the {second} samples are exact copies of {first} samples, of which only {own:.1%} "
-                "are copies of one another; split before shuffling or copying",
-                subject=second,
-                sample=copies[0],
-            )
-
-
-def copied_class(one: Sequence[Any], other: Sequence[Any]) -> int | None:
-    """The class of which most samples are copies of ones in the first split, if of another one hardly any are."""
-    known = {key for key, *_ in one}
-    found: dict[int, list[bool]] = {}
-    for key, _, sample in other:
-        label = targets_of(sample)
-        label = torch.as_tensor(label) if isinstance(label, Tensor | np.ndarray | np.generic | int) else None
-        if label is None or label.numel() != 1 or label.is_floating_point():
-            return None
-        found.setdefault(int(label), []).append(key in known)
-    shares = {label: sum(each) / len(each) for label, each in found.items() if len(each) >= FEWEST_OF_CLASS}
-    copied = max(shares, key=lambda label: shares[label], default=None)
-    return copied if copied is not None and shares[copied] > 0.5 and min(shares.values()) < 0.02 else None
-
-
-def divides_samples(seen: Evidence) -> bool:
-    """Whether the first layer gets something else of the same batch in validation than in training, as of a series."""
-    probe, kinds = seen.probe, ("training_step", "validation_step")
-    if probe is None or not {*kinds} <= probe.batches.keys():
-        return False
-    probe.end, probe.most = monotonic() + SECONDS, probe.passes + len(kinds)
-    traces = [probe.run(kind, probe.batches["validation_step"], training=False) for kind in kinds]
-    first, second = (next((t for name, t in trace.tensors if "input of" in name), None) for trace in traces)
-    return first is not None and second is not None and not is_close(first, second)
-
-
-def _has_fractions(sample: Any) -> bool:
-    """Whether a sample has eight numbers with fractions, which are rarely equal by chance."""
-    leaf = first_leaf(sample)
-    return leaf is not None and leaf.is_floating_point() and int((leaf != leaf.round()).sum()) >= WIDE // 4
+SHUFFLES = frozenset(("randperm", "permutation", "shuffle", "choice", "multinomial"))
+SEEDS = frozenset(("manual_seed", "RandomState", "default_rng", "seed", "Random"))
 
 
 @check("own-scale", "certain", at="data")
@@ -192,17 +67,10 @@ def own_scale(seen: Evidence) -> Lines:
                 yield Line(
                     f"training and {name} are {sorted(same)[0]}, so equal numbers mean different values; use those of "
                     "training for both",
-                    "note" if _has_groups(seen) else None,  # each of which may be standardized by itself
+                    "note" if has_groups(seen) else None,  # each of which may be standardized by itself
                     subject=name,
                 )
                 break
-
-
-def _has_groups(seen: Evidence) -> bool:
-    """Whether the files of the module and of the data name groups of samples, such as subjects."""
-    owners = [seen.module, getattr(seen.trainer, "datamodule", None), *map(seen.splits.dataset, seen.splits.loaders)]  # type: ignore[union-attr]
-    names = {cls.__module__ for owner in owners for cls in own_classes(type(owner))}
-    return any(GROUPED.search(source_of(name)) for name in names)
 
 
 def _numeric_parts(splits: Splits | None, name: str) -> list[Tensor]:
@@ -394,272 +262,6 @@ def _are_points(t: Tensor, picture: Tensor) -> bool:
 def _likeness(a: Tensor, b: Tensor) -> float:
     pair = [t.flatten().double() for t in (a, b)]
     return float(torch.corrcoef(torch.stack(pair))[0, 1]) if a.shape == b.shape else 0.0
-
-
-@check("shared-rows", "likely", at="data")
-def shared_rows(seen: Evidence) -> Lines:
-    """Two parts of each sample, as support and query of an episode, have rows in common; in validation, not all."""
-    for name in ("train", "validation") if seen.splits else ():
-        with seeded(0):
-            pairs = [_two_parts(each) for each in _first_samples(seen.splits.dataset(name), DRAWS)]  # type: ignore[union-attr]
-        shares = [_share_of_rows(*pair) if pair else 0.0 for pair in pairs]
-        is_meant = name == "validation" and min(shares, default=1.0) == 1  # as all points, some of which are given
-        if len(shares) >= DRAWS // 2 and min(shares) > COMMON and pairs[0] and not is_meant:
-            shapes = " and ".join(str(tuple(t.shape)) for t in pairs[0])
-            yield Line(
-                f"of two parts of a {'training' if name == 'train' else name} sample, {shapes}, {min(shares):.0%} of "
-                "the rows of the smaller one are also in the other one, as if a query were in its own support; choose "
-                "them of different samples",
-                sample=pairs[0],
-            )
-            return
-
-
-def _first_samples(dataset: Any, count: int) -> list[Any]:
-    """The first samples of a dataset, or of one pass over it; empty if it has no length."""
-    if isinstance(dataset, IterableDataset):
-        return [*islice(iter(dataset), count)]
-    return [*items(dataset, range(min(count, len(dataset))))] if hasattr(dataset, "__len__") else []
-
-
-def _two_parts(sample: Any) -> tuple[Tensor, Tensor] | None:
-    """The only two parts of a sample that have rows, shape (…, F), of equal size, in two or more dimensions before."""
-    leaves = [torch.as_tensor(t) for t in flatten(sample) if isinstance(t, Tensor | np.ndarray)]
-    wide = [t for t in leaves if t.is_floating_point() and t.ndim >= 2 and t.numel()]
-    if len(wide) != 2 or wide[0].ndim != wide[1].ndim or wide[0].shape == wide[1].shape:
-        return None
-    same = [a == b for a, b in zip(wide[0].shape, wide[1].shape, strict=True)]
-    if sum(not each for each in same) != 1:
-        return None
-    place = same.index(False) + 1  # up to which dimensions count rows
-    rows = tuple(t.flatten(0, place - 1).flatten(1) if t.ndim > place else t[:0] for t in wide)
-    is_wide = rows[0].ndim == 2 and rows[0].shape[1] >= WIDE // 2
-    return (rows[0], rows[1]) if is_wide else None
-
-
-def _share_of_rows(one: Tensor, other: Tensor) -> float:
-    """The share of the rows of the smaller part that are in the other one; 0 if they follow one another, as times."""
-    keys = [[digest(row) for row in part] for part in sorted((one, other), key=len)]
-    places = [keys[1].index(key) for key in keys[0] if key in keys[1]]
-    steps = {b - a for a, b in pairwise(places)}
-    return len(places) / len(keys[0]) if steps - {1} else 0.0
-
-
-@check("group-overlap", "likely", at="data")
-def group_overlap(seen: Evidence) -> Lines:
-    """A group, such as a patient, has samples in two splits, where datasets have an attribute ``groups``."""
-    splits = seen.splits
-    for first, second in PAIRS if splits else ():
-        one, other = (_groups(splits.dataset(name)) for name in (first, second))  # type: ignore[union-attr]
-        # Series or users of whom each is one sample are split by time.
-        if (common := sorted(map(str, {*one} & {*other}))) and (len({*one}) < len(one) or len({*other}) < len(other)):
-            yield Line(f"groups {some(common)} have samples in {first} and {second}; split by group", subject=second)
-
-
-def _groups(dataset: Any) -> list[Any]:
-    if isinstance(dataset, Subset):
-        whole = getattr(dataset.dataset, "groups", None)
-        return [_plain(whole[i]) for i in dataset.indices] if whole is not None else []
-    found = getattr(dataset, "groups", None)
-    return [_plain(group) for group in found] if found is not None and not callable(found) else []
-
-
-@check("group-overlap", "likely", at="data")
-def named_groups_overlap(seen: Evidence) -> Lines:
-    """Of 8 or more patients, subjects or donors, by names of data that no step reads, one is in two splits."""
-    splits = seen.splits
-    for first, second in PAIRS if splits else ():
-        one, other = (_named_groups(seen, name) for name in (first, second))
-        common = one.keys() & other.keys()
-        if len(one.keys() | other.keys()) < FEWEST_OF_CLASS or not common:
-            continue
-        # Of files of their own, one may have the later samples of each.
-        whole = [_whole(splits.dataset(name)) for name in (first, second)]  # type: ignore[union-attr]
-        are_parts = whole[0] is whole[1] and whole[0] is not splits.dataset(first)  # type: ignore[union-attr]
-        places = [(one[group], other[group]) for group in common]
-        if are_parts and all(max(a) < min(b) for a, b in places):
-            continue
-        yield Line(
-            f"{some(sorted(map(str, common)))} have samples in {first} and {second}; split by patient or subject "
-            "(GroupShuffleSplit)",
-            None if are_parts and not says(seen.module, WITHIN_GROUPS) else "note",
-            subject=second,
-        )
-
-
-def _named_groups(seen: Evidence, name: str) -> dict[Any, list[int]]:
-    """Groups of the samples of a split, and the places of each in the whole dataset, where these are known."""
-    dataset, found = seen.splits.dataset(name), dict[Any, list[int]]()  # type: ignore[union-attr]
-    if (pair := _group_column(dataset)) is not None:
-        with seeded(0):
-            few = [flatten(sample) for sample in items(dataset, range(min(FEWEST_OF_CLASS, len(dataset))))]
-        if all(
-            _plain(g) in [_plain(v) for v in leaves if np.size(v) == 1] for leaves, g in zip(few, pair[1], strict=False)
-        ):
-            return found  # each sample has it
-        for place, group in zip(*pair, strict=True):
-            found.setdefault(_plain(group), []).append(place)
-        return found
-    samples = seen.splits.samples(name)  # type: ignore[union-attr]
-    keys = [k for k in samples[0] if isinstance(k, str) and GROUPS.match(k)] if _are_mappings(samples) else []
-    probe, kind = seen.probe, "training_step"
-    if len(keys) != 1 or probe is None or kind not in probe.batches:
-        return found
-    is_tensor = isinstance(samples[0][keys[0]], int | float | Tensor | np.generic)
-    if is_tensor and keys[0] not in probe.base(kind).unread:
-        return found  # an input, or a target
-    for sample in samples:
-        if keys[0] in sample and isinstance(group := _plain(sample[keys[0]]), Hashable):
-            found.setdefault(group, []).append(0)
-    return found
-
-
-def _whole(dataset: Any) -> Any:
-    return _whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
-
-
-def _are_mappings(samples: list[Any]) -> bool:
-    return bool(samples) and all(isinstance(sample, Mapping) for sample in samples)
-
-
-def _group_column(dataset: Any) -> tuple[list[int], list[Any]] | None:
-    """Places and groups of all samples of a dataset, by an attribute or a column of a table that says so."""
-    if isinstance(dataset, Subset):
-        whole = _group_column(dataset.dataset)
-        chosen = [int(i) for i in dataset.indices]
-        return None if whole is None else ([whole[0][i] for i in chosen], [whole[1][i] for i in chosen])
-    attributes = [*getattr(dataset, "__dict__", {}).items()]
-    for _, table in attributes:
-        if hasattr(table, "columns") and hasattr(table, "iloc"):
-            attributes += [(str(c), table[c]) for c in table.columns]
-    for name, value in attributes:
-        is_column = isinstance(value, list | tuple | Tensor | np.ndarray) or hasattr(value, "iloc")
-        if GROUPS.match(name) and name != "groups" and is_column and not hasattr(value, "columns"):
-            groups = [*value] if len(value) == len(dataset) else []
-            if groups and all(isinstance(_plain(g), Hashable) for g in groups):
-                return [*range(len(groups))], groups
-    return None
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") and np.prod(value.shape) == 1 else value
-
-
-@check("group-overlap", "likely", at="data")
-def tight_groups(seen: Evidence) -> Lines:
-    """Most validation samples lie in small tight groups of training samples with their target, far from all others."""
-    tables = [seen.splits.table(name) if seen.splits else None for name in ("train", "validation")]
-    if (found := tables[0]) is None or (held := tables[1]) is None or found[0].shape[1:] != held[0].shape[1:]:
-        return
-    (x, y), (held_x, held_y) = found, held
-    if x.shape[1] < FEWEST_ROWS // 6 or len(x) < 2 * FEWEST_ROWS or len(held_x) < FEWEST_ROWS:
-        return
-    g = torch.Generator().manual_seed(0)
-    chosen, rows = torch.randperm(len(x), generator=g)[: 4 * MANY_DRAWS], torch.randperm(len(held_x), generator=g)
-    rows = rows[: MANY_DRAWS // 4]
-    x, y, held_x = x[chosen, :MOST_INPUTS].nan_to_num(), y[chosen], held_x[rows, :MOST_INPUTS].nan_to_num()
-    spread = x.std(0)
-    held_x, x = (part[:, spread > 0] / spread[spread > 0] for part in (held_x, x))
-    distances = torch.cdist(held_x, x)
-    order = distances.sort(dim=1)
-    near = order.values < TIGHT * distances.median(dim=1, keepdim=True).values
-    sizes = near.sum(1)
-    after = order.values.gather(1, sizes.clamp(max=len(x) - 1)[:, None])[:, 0]
-    last = order.values.gather(1, (sizes - 1).clamp(min=0)[:, None])[:, 0]
-    targets = torch.where(near, y[order.indices], held_y[rows].to(y.dtype)[:, None])
-    is_one = (targets == held_y[rows].to(y.dtype)[:, None]).all(1)
-    is_group = (sizes >= 2) & (sizes <= MOST_IN_GROUP) & (after > APART * last)
-    if (label := _copied_closely(order.values, y[order.indices], held_y[rows], y)) is not None:
-        yield (
-            f"validation samples of class {label} lie within small groups of training samples of this class, several "
-            "times closer than all others, and hardly any of another class do, as copies with noise; split before rare "
-            "samples are copied or interpolated"
-        )
-        return
-    size = float(sizes[is_group].double().mean()) if bool(is_group.any()) else 0.0
-    groups = len(x) / size if size else 0
-    if float((is_group & is_one).double().mean()) < WITHIN or groups < 2 * FEWEST_OF_CLASS:
-        return
-    if len(torch.unique(y)) > groups / 4:  # each group may be a class, or a value of its own
-        return
-    closer = float((after / last)[is_group].median())
-    yield (
-        f"{float(is_group.double().mean()):.0%} of the validation samples lie among about {size:.0f} training samples "
-        f"with the same target, {closer:.1f} times closer than all others, as if they were of one patient, speaker or "
-        f"recording of about {groups:.0f}; split by what they are of (GroupShuffleSplit)"
-    )
-
-
-def _copied_closely(distances: Tensor, labels: Tensor, held: Tensor, train: Tensor) -> int | None:
-    """The class of which most samples have a few much closer ones of training, all of it, as hardly any of others have.
-
-    Args:
-        distances: From samples to those of training, ascending, shape (N, M).
-        labels: Of these, shape (N, M).
-        held: Labels of the samples, shape (N,).
-        train: Labels of training, shape (M,).
-    """
-    if train.is_floating_point() and not bool((train == train.round()).all()):
-        return None
-    close = distances < CLOSE * distances.median(dim=1, keepdim=True).values
-    is_one = ((labels == held[:, None].to(labels.dtype)) | ~close).all(1) & close.any(1)
-    shares = {}
-    for label in torch.unique(held).tolist():
-        own = held == label
-        is_small = close.sum(1) < SMALL * int((train == label).sum())
-        if int(own.sum()) >= FEWEST_OF_CLASS:
-            shares[int(label)] = float((is_one & is_small)[own].double().mean())
-    label = max(shares, key=lambda key: shares[key], default=None)
-    return (
-        label if label is not None and len(shares) > 1 and shares[label] > WITHIN > 8 * min(shares.values()) else None
-    )
-
-
-@check("numbered-apart", "likely", at="data")
-def numbered_apart(seen: Evidence) -> Lines:
-    """Numbers first appear in the order 0, 1, 2, … in validation, and in training as well, though none are sorted."""
-    rows = {name: seen.splits.samples(name) if seen.splits else [] for name in ("train", "validation")}
-    if not all(rows.values()):
-        return
-    leaves = {name: [flatten(inputs_of(row)) for row in found] for name, found in rows.items()}
-    for j in range(len(leaves["train"][0])):
-        counts = []
-        for found in leaves.values():
-            column = [torch.as_tensor(row[j]) for row in found if j < len(row) and isinstance(row[j], NUMBERS)]
-            counts.append(first_appearances(column))
-        if all(counts):
-            yield (
-                f"part {j} of validation samples is numbered in the order in which values first appear there (0 to "
-                f"{counts[1] - 1}), and so is that of training, so that one number means two things; number both by "
-                "one table"
-            )
-            return
-
-
-def first_appearances(column: Sequence[Tensor]) -> int:
-    """How many different numbers appear in ascending order without a gap, if chance does not explain it; else 0."""
-    if not column or any(t.dtype not in (torch.int64, torch.int32) or t.ndim > 1 for t in column):
-        return 0
-    special = SPECIAL if column[0].ndim else 0  # numbers of padding, unknown words and the like
-    numbers = (number for t in column for number in t.reshape(-1).tolist() if number >= special)
-    values = [*islice(numbers, MOST_NUMBERS)]
-    first = [*dict.fromkeys(values)]
-    steps = [b - a for a, b in pairwise(values)]
-    regular = sum(step in (0, 1) for step in steps) / max(len(steps), 1)  # sorted, or counted again and again
-    begins = first[0] if first else 0
-    is_counted = begins <= special and first == [*range(begins, begins + len(first))]
-    is_by_chance = len(first) < FEWEST_OF_CLASS or len(values) < 2 * len(first) or regular > 0.5
-    return 0 if is_by_chance or not is_counted else begins + len(first)
-
-
-@check("duplicates", "note", at="data")
-def duplicates(seen: Evidence) -> Lines:
-    """Over 1% of the training samples are copies of another one."""
-    found = keys_of(seen.splits, "train") if seen.splits else []
-    known: set[bytes] = set()
-    copies = [sample for key, _, sample in found if key in known or known.add(key)]  # type: ignore[func-returns-value]
-    if found and (share := len(copies) / len(found)) > 0.01:
-        yield Line(f"{share:.1%} of {len(found)} training samples are copies of another one", sample=copies[0])
 
 
 @check("shared-augmentation", "note", at="data")
@@ -913,71 +515,6 @@ def constant_column(seen: Evidence) -> Lines:
             yield f"{len(same)} of {table[0].shape[1]} inputs have one value in training: {some([*map(str, same)])}"
 
 
-def class_count(seen: Evidence) -> tuple[int, int] | None:
-    """The number of classes and ignore_index, if cross-entropy gets the labels of the batch as they are."""
-    probe = seen.probe
-    if probe is None or "training_step" not in probe.batches:
-        return None
-    labels = tensors_of(probe.batches["training_step"])
-    for call in probe.base("training_step").calls:
-        p, t = call.prediction, call.target
-        is_plain = call.kind in ("cross_entropy", "nll_loss") and p is not None and t is not None
-        if is_plain and t.ndim == 1 and p.ndim == 2 and any(x.shape == t.shape and torch.equal(x, t) for x in labels):
-            return p.shape[1], call.options["ignore_index"]
-    return None
-
-
-def labels_of(seen: Evidence) -> dict[str, Tensor]:
-    """Labels of the samples of each split, if they are integers."""
-    tables = {name: seen.splits.table(name) for name in seen.splits.loaders} if seen.splits else {}
-    return {name: table[1] for name, table in tables.items() if table and not table[1].is_floating_point()}
-
-
-def _first(seen: Evidence, name: str, chosen: Tensor) -> Any:
-    """The first of the chosen samples of a split."""
-    return seen.splits.samples(name)[int(chosen.nonzero()[0])] if seen.splits else None
-
-
-@check("label-range", "certain", at="data")
-def label_range(seen: Evidence) -> Lines:
-    """A label of a split is no class of the model, which gets labels as they are, and is not ignored."""
-    if (found := class_count(seen)) is None:
-        return
-    count, ignored = found
-    held = seen.probe.base("validation_step").calls if seen.probe and "validation_step" in seen.probe.batches else []
-    is_open = not any(call.kind in CLASSES for call in held)  # pairs of new classes may be compared
-    for name, labels in labels_of(seen).items():
-        strange = ((labels >= count) | (labels < 0)) & (labels != ignored)
-        if outside := torch.unique(labels[strange]).tolist():
-            yield Line(
-                f"{name} has labels {some([*map(str, outside)])}, but the model has {count} classes, 0 to {count - 1}; "
-                "correct num_classes or the labels",
-                "note" if is_open and name != "train" else None,
-                subject=name,
-                sample=_first(seen, name, strange),
-            )
-
-
-@check("unseen-labels", "likely", at="data")
-def unseen_labels(seen: Evidence) -> Lines:
-    """Over 1% of the samples of validation or test have a class of the model that no training sample has."""
-    found, labels = class_count(seen), labels_of(seen)
-    train = labels.pop("train", None)
-    if found is None or train is None or len(train) < 8 * (count := found[0]):
-        return
-    for name, held in labels.items():
-        unseen = ~torch.isin(held, train) & (held >= 0) & (held < count)
-        share = float(unseen.double().mean())
-        if share > 0.01:
-            classes = some([*map(str, torch.unique(held[unseen]).tolist())])
-            yield Line(
-                f"{share:.1%} of the {name} samples have classes that no training sample has ({classes}); "
-                "shuffle before splitting, or split by class",
-                subject=name,
-                sample=_first(seen, name, unseen),
-            )
-
-
 @check("split-scale", "likely", at="data")
 def split_scale(seen: Evidence) -> Lines:
     """Inputs of two splits differ tenfold in deviation and size, or pictures by a factor of 2.5 and not in shape."""
@@ -1153,10 +690,6 @@ def _unpadded(batch: Sequence[Tensor]) -> tuple[Iterable[Tensor], Tensor]:
     return [row[: int(n)] for row, n in zip(inputs, fits[0], strict=True)] if fits else inputs, labels
 
 
-SHUFFLES = frozenset(("randperm", "permutation", "shuffle", "choice", "multinomial"))
-SEEDS = frozenset(("manual_seed", "RandomState", "default_rng", "seed", "Random"))
-
-
 @check("same-order", "likely", at="data")
 def same_order(seen: Evidence) -> Lines:
     """A sampler that seeds its own generator yields the same random order again."""
@@ -1195,94 +728,3 @@ def holds_samples(dataset: Any) -> bool:
     with suppress(TypeError, NotImplementedError):
         return any(len(value) == len(dataset) for value in held)
     return False
-
-
-@check("sampler-weights", "likely", at="data")
-def sampler_weights(seen: Evidence) -> Lines:
-    """WeightedRandomSampler draws samples in proportion to the size of their class, which differs threefold or more."""
-    weights = getattr(getattr(seen.splits.train if seen.splits else None, "sampler", None), "weights", None)
-    labels = labels_of(seen).get("train")
-    if isinstance(weights, Tensor) and labels is not None and len(weights) == len(labels) and int(labels.min()) >= 0:
-        counts = labels.long().bincount().double()
-        if is_proportional(weights.double(), counts[labels.long()]):
-            yield (
-                "samples are drawn in proportion to the size of their class, so rare classes become rarer; give each "
-                "sample the inverse: 1 / counts[labels]"
-            )
-
-
-@check("class-weights", "likely", at="data")
-def class_weights(seen: Evidence) -> Lines:
-    """Weights of classes, whose sizes differ threefold, are proportional to these, or to 1 / size of other classes."""
-    table, probe = seen.splits.table("train") if seen.splits else None, seen.probe
-    if table is None or probe is None or "training_step" not in probe.batches or not _are_classes(table[1]):
-        return
-    counts = table[1].long().bincount().double()
-    for call in probe.base("training_step").calls:
-        weights: Any = call.options.get("weight")
-        positive: Any = call.options.get("pos_weight")
-        if isinstance(positive, Tensor) and positive.numel() == 1 and len(counts) == 2:
-            weights = torch.stack([torch.ones_like(positive.flatten()[0]), positive.flatten()[0]])
-        elif call.kind != "cross_entropy":
-            weights = None
-        if not isinstance(weights, Tensor) or weights.shape != counts.shape:
-            continue
-        given = weights.double().cpu()
-        if is_proportional(given, counts):
-            yield (
-                f"the class weights of {call.kind} are the sizes of the classes, so frequent ones count most; use "
-                "their inverse: 1 / counts"
-            )
-            return
-        ordered = given.sort(descending=True).values
-        for power in (1.0, 0.5):
-            ideal = counts.sort().values ** -power
-            if is_proportional(ordered, ideal) and not is_proportional(given, counts**-power):
-                yield (
-                    f"the class weights of {call.kind} are the inverse sizes of the classes, but in another order: "
-                    f"that of class {int(counts.argmax())}, the most frequent, is "
-                    f"{float(given[counts.argmax()] / given.min()):.3g} times the smallest; sort them by class"
-                )
-                return
-
-
-@check("class-weights", "likely", at="data")
-def positive_weights(seen: Evidence) -> Lines:
-    """The pos_weight of binary cross-entropy is the number of positive targets over that of negative ones."""
-    probe = seen.probe
-    if seen.splits is None or probe is None or "training_step" not in probe.batches:
-        return
-    for call in probe.base("training_step").calls:
-        given: Any = call.options.get("pos_weight")
-        if not isinstance(given, Tensor) or not 0 < float(given.min()) < 1 / 3:
-            continue
-        targets = [targets_of(sample) for sample in seen.splits.samples("train")]
-        if not targets or not all(isinstance(each, NUMBERS) for each in targets):
-            return
-        stacked = [torch.as_tensor(each).double() for each in targets]
-        if any(each.shape != stacked[0].shape for each in stacked) or stacked[0].dim() < given.dim() - 1:
-            return
-        y = torch.stack(stacked)
-        if not bool(((y == 0) | (y == 1)).all()):
-            return
-        positive, negative = (part.sum_to_size(given.shape) for part in (y, 1 - y))
-        if torch.allclose(given.double().cpu(), positive / negative, rtol=0.05):
-            yield (
-                f"pos_weight is positive / negative, {float(given.min()):.2g} to {float(given.max()):.2g}, so rare "
-                "targets count even less; use negative / positive"
-            )
-        return
-
-
-def _are_classes(y: Tensor) -> bool:
-    """Whether targets are numbers of classes, also 0.0 and 1.0."""
-    is_binary = bool(((y == 0) | (y == 1)).all())
-    return is_binary or (not y.is_floating_point() and int(y.min()) >= 0)
-
-
-def is_proportional(one: Tensor, other: Tensor) -> bool:
-    """Whether two positive vectors differ by a factor only, and vary threefold or more."""
-    if not bool((one > 0).all()) or not bool((other > 0).all()) or float(other.max()) < 3 * float(other.min()):
-        return False
-    ratio = one / other
-    return float(ratio.max()) < 1.01 * float(ratio.min())
