@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import re
@@ -13,6 +14,7 @@ from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 
 from boltcutter.diagnosis.calls import is_equal
@@ -23,12 +25,15 @@ from boltcutter.diagnosis.probe import Trace, is_close, kept, seeded, without_ef
 from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.signs import sign_of
 from boltcutter.diagnosis.source import is_function, namespaces_of, own_classes, tree_of
+from boltcutter.diagnosis.statements import functions_of
 
 NAMES = "dice|iou|miou|jaccard|tversky|ssim|psnr|f1"
 SCORES = re.compile(rf"(^|_)({NAMES})(_|$)|(?<![a-z])(Dice|IoU|Iou|Jaccard|Tversky|SSIM|Ssim|PSNR|F1)(?![a-z])")
 OVERLAPS = re.compile("iou(?!s)|overlap", re.IGNORECASE)
 REWARDS = re.compile(r"^(rews?|rewards?)(_|$)")
 RETURNS = re.compile(r"discount|returns?($|_)|reward_to_go|rewards_to_go|rtg|(^|_)gae($|_)", re.IGNORECASE)
+REVERSES = re.compile(r"revers|\[::-1\]|flip|, -1\):|insert\(0|appendleft|\[-|rms|running")
+DISCOUNTED = re.compile(r"gamma|discount|\b0?\.[5-9]")
 DISCOUNT = re.compile(r"gamma|discount")
 SHOWS = frozenset(("print", "plot", "show", "savefig", "imshow", "log", "info", "open", "log_dict"))
 MOST_CALLS = 16
@@ -205,6 +210,11 @@ def _rates_perfect_higher(call: Call) -> bool:
 @check("returns-of-past", "likely", at="probe")
 def returns_of_past(seen: Evidence) -> Lines:
     """A function of rewards, by its name one of returns, adds those before a step, or returns them in reverse."""
+    yield from [*_called_returns(seen)][:1] or [*_looped_returns(seen)][:1]
+
+
+def _called_returns(seen: Evidence) -> Lines:
+    """Functions of rewards, by what they return for others."""
     probe = seen.probe
     if probe is None or "training_step" not in probe.batches or not _has_names(seen.module, RETURNS):
         return
@@ -216,7 +226,37 @@ def returns_of_past(seen: Evidence) -> Lines:
         with suppress(Exception), seeded(0), restored(seen):  # of a function that takes no other values
             if problem := _problem_of_returns(call):
                 yield Line(f"{call.name} returns {problem}", subject=call.name)
-                return
+
+
+def _looped_returns(seen: Evidence) -> Lines:
+    """Loops over rewards in their order that keep ``r + gamma * total`` of each step, where nothing is reversed."""
+    datasets = [seen.splits.dataset("train")] if seen.splits else []
+    places = [*functions_of(seen.module, datasets)]
+    read = {node.attr for place in places for node in ast.walk(place.tree) if isinstance(node, ast.Attribute)}
+    for place in places:
+        text, name = ast.unparse(place.tree), place.tree.name
+        if name not in read and not hasattr(LightningModule, name) and not name.startswith("__"):
+            continue
+        for node in ast.walk(place.tree) if not REVERSES.search(text) else ():
+            if not isinstance(node, ast.For) or not re.search(r"\brew(ard)?s?\b|_rew(ard)?s?\b", ast.unparse(node)):
+                continue
+            totals = [part.targets[0] for part in node.body if isinstance(part, ast.Assign) and _adds_up(part)]
+            if totals and re.search(rf"append\({ast.unparse(totals[0])}\)|\] = {ast.unparse(totals[0])}\b", text):
+                line = place.line + node.lineno - 1
+                yield (
+                    f"{place.name} (line {line}) adds up discounted rewards from the first one on, so that each return "
+                    "is of the rewards before its step; begin with the last reward"
+                )
+
+
+def _adds_up(assign: ast.Assign) -> bool:
+    """Whether a statement is ``total = r + gamma * total``."""
+    value, name = assign.value, ast.unparse(assign.targets[0])
+    terms = [value.left, value.right] if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) else []
+    if terms and all(isinstance(term, ast.BinOp) for term in terms):
+        return False  # a mean
+    texts = [ast.unparse(term) for term in terms]
+    return sum(bool(re.search(rf"\b{re.escape(name)}\b", text) and DISCOUNTED.search(text)) for text in texts) == 1
 
 
 def _tried(module: nn.Module) -> Iterator[Call]:

@@ -6,6 +6,7 @@ import torch
 from programs import digits, loaders, no_bug
 from programs.planted import twentyninth as planted
 from programs.planted.twentyeighth import Bag, Pretrained, Words
+from programs.planted.twentyfifth import Policy, states
 from torch import nn
 
 
@@ -61,3 +62,35 @@ def gallery_of_manual_optimization_is_made_anew():
             self.known = None
 
     return Net(), *digits(batch=20)
+
+
+@no_bug()
+def returns_within_the_step_begin_at_the_end():
+    class Net(Policy):
+        def loss(self, x):
+            policy = torch.distributions.Categorical(logits=self.net(x))
+            action = policy.sample()
+            rewards = (action == (x[..., 0] > 0)).float()
+            returns, total = torch.zeros_like(rewards), torch.zeros(len(x))
+            for t in range(rewards.shape[1] - 1, -1, -1):
+                total = rewards[:, t] + 0.9 * total
+                returns[:, t] = total
+            return -(policy.log_prob(action) * (returns - returns.mean(0))).mean()
+
+    return Net(), *states()
+
+
+@no_bug()
+def rewards_so_far_are_a_part_of_the_state():
+    class Net(Policy):
+        def loss(self, x):
+            policy = torch.distributions.Categorical(logits=self.net(x))
+            action = policy.sample()
+            rewards = (action == (x[..., 0] > 0)).float()
+            mean, seen = torch.zeros(len(x)), []
+            for r in rewards.unbind(1):
+                mean = 0.1 * r + 0.9 * mean
+                seen.append(mean)
+            return -(policy.log_prob(action) * (rewards - torch.stack(seen, 1).mean(0))).mean()
+
+    return Net(), *states()

@@ -3,6 +3,7 @@
 import torch
 from programs import Manual, bug, digits, loaders
 from programs.planted.twentyeighth import Gallery, Pretrained, Words
+from programs.planted.twentyfifth import Policy, states
 from torch import nn
 from torch.nn import functional as F
 
@@ -38,3 +39,25 @@ class ByHand(Gallery, Manual):
 @bug("cached-value")
 def gallery_of_manual_optimization_is_kept():
     return ByHand(), *digits(batch=20)
+
+
+class Reinforce(Policy):
+    """Adds up its rewards where it needs them."""
+
+    gamma = 0.9
+
+    def loss(self, x):
+        policy = torch.distributions.Categorical(logits=self.net(x))
+        action = policy.sample()
+        rewards = (action == (x[..., 0] > 0)).float()
+        returns, total = [], torch.zeros(len(x))
+        for t in range(rewards.shape[1]):
+            total = rewards[:, t] + self.gamma * total
+            returns.append(total)
+        returns = torch.stack(returns, 1)
+        return -(policy.log_prob(action) * (returns - returns.mean(0))).mean()
+
+
+@bug("returns-of-past")
+def returns_within_the_step_are_those_of_the_past():
+    return Reinforce(), *states()
