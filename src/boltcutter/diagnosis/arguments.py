@@ -218,6 +218,31 @@ def exchanged_statistics(seen: Evidence) -> Lines:
                 )
 
 
+@check("other-key", "likely", at="probe")
+def other_key(seen: Evidence) -> Lines:
+    """A call gets two dictionaries' values of different keys, where calls beside it have the same key of both."""
+    for code in code_of(seen):
+        pairs: dict[tuple[str, str, str], list[tuple[ast.Call, str, str]]] = {}
+        for call in (node for node in ast.walk(code.tree) if isinstance(node, ast.Call) and len(node.args) > 1):
+            one, other = call.args[:2]
+            if isinstance(one, ast.Subscript) and isinstance(other, ast.Subscript) and word_of(one) and word_of(other):
+                owners = ast.unparse(one.value), ast.unparse(other.value)
+                pairs.setdefault((ast.unparse(call.func), *owners), []).append((call, word_of(one), word_of(other)))
+        for (_, first, second), found in pairs.items():
+            twins = {key for _, key, other in found if key == other}
+            crossed = [(call, a, b) for call, a, b in found if a != b]
+            if first == second or len(crossed) != 1 or not twins or len(found) > len(twins) + 1:
+                continue
+            call, a, b = crossed[0]
+            if b in twins and a not in twins:
+                line = code.line + call.lineno - 1
+                yield Line(
+                    f"`{' '.join(ast.unparse(call).split())[:80]}` ({code.name}, line {line}) compares {a!r} with "
+                    f"{b!r}, which another call compares with {b!r}; write {second}[{a!r}]",
+                    subject=f"{code.name}:{line}",
+                )
+
+
 @check("deviation", "likely", at="probe")
 def deviation_by_name(seen: Evidence) -> Lines:
     """gaussian_nll_loss gets as its variance what is named as a deviation, or Normal as its deviation a variance."""

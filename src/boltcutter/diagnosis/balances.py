@@ -34,6 +34,12 @@ WEIGHTS = re.compile(
 COUNTED = re.compile(r"(float[(])?self[.](trainer[.])?global_step[)]?")
 OF_BATCHES = re.compile(r"max_epochs|num_training_batches|stepping_batches|(per|each)_epoch|len[(]|(n|num)_batches")
 BATCHES, WARM = frozenset(("batch_idx", "batch_index")), re.compile("warm", re.IGNORECASE)
+CRITIC = re.compile(r"(^|_)(critic|disc|discriminator|d|net_?d|d_net)(_|[.]|$)", re.IGNORECASE)
+CRITIC_STEPS = re.compile(
+    r"_?(n|num|k)_?(critic|disc|discriminator|d)(_(steps|iters|iterations|updates))?|(critic|disc|discriminator|d)_"
+    r"(steps|iters|iterations|updates)(_per_g\w*)?",
+    re.IGNORECASE,
+)
 BOUNDS = frozenset(("min", "minimum", "clip", "clamp"))
 
 
@@ -318,3 +324,21 @@ def _at(trainer: Any, epoch: int, step: int) -> Iterator[None]:
         yield
     finally:
         epochs.completed, steps.completed = before
+
+
+@check("critic-steps", "likely", at="trial")
+def critic_steps(seen: Evidence) -> Lines:
+    """A number of steps of a critic for each of the generator is above 1, but the generator has made more steps."""
+    given = {**dict(getattr(seen.module, "hparams", {})), **vars(seen.module)}
+    given |= {n: v for cls in own_classes(type(seen.module)) for n, v in vars(cls).items()}
+    numbers = {n: v for n, v in given.items() if isinstance(v, int) and v > 1 and CRITIC_STEPS.fullmatch(n)}
+    counts = {True: 0, False: 0}
+    for optimizer in seen.optimizers if numbers else ():
+        names = [seen.names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
+        counts[all(CRITIC.search(name) for name in names)] += seen.steps[id(optimizer)].count
+    if 0 < counts[True] < counts[False]:
+        name, value = min(numbers.items())
+        yield (
+            f"{name} is {value}, but in {counts[False]} steps of the generator the critic has made {counts[True]}; "
+            f"step the critic in each batch, and the generator in every {value}th"
+        )

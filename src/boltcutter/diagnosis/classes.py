@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import WeightedRandomSampler
 
 from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check, some
@@ -93,6 +94,20 @@ def sampler_weights(seen: Evidence) -> Lines:
                 "samples are drawn in proportion to the size of their class, so rare classes become rarer; give each "
                 "sample the inverse: 1 / counts[labels]"
             )
+
+
+@check("sampler-weights", "likely", at="data")
+def drawn_once(seen: Evidence) -> Lines:
+    """WeightedRandomSampler draws all samples without replacement, so that weights change only their order."""
+    sampler = getattr(seen.splits.train if seen.splits else None, "sampler", None)
+    if not isinstance(sampler, WeightedRandomSampler) or sampler.replacement:
+        return
+    weights = sampler.weights
+    if sampler.num_samples == int((weights > 0).sum()) and len(torch.unique(weights[weights > 0])) > 1:
+        yield (
+            f"WeightedRandomSampler draws {sampler.num_samples} of {len(weights)} samples without replacement, which "
+            "is each once, so weights balance nothing; write replacement=True"
+        )
 
 
 @check("class-weights", "likely", at="data")

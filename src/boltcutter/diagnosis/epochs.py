@@ -34,6 +34,7 @@ MOST = 48  # samples
 CLEAR = 0.02  # relative difference
 ROUNDING = 1e-4  # relative difference of two values
 CONVEX = re.compile(r"(^|[/_\-. ])(rmse|root_mean_squared?_error|ppl|perplexity)($|[/_\-. 0-9@])", re.IGNORECASE)
+TOTAL = re.compile(r"sum|total|per_batch|count|num|cumul|running|energy|regret|return|cost", re.IGNORECASE)
 SUMMED = re.compile(r"loss|nll|elbo|kl|energy|sum|total|per_batch|count|num", re.IGNORECASE)
 HOOKS = re.compile(r"valid|epoch|save|export|write|report|log|best|plot")
 FIRST = re.compile(r"init|first|ref|base|start|old|orig|anchor|before")  # values that later ones are compared with
@@ -76,6 +77,13 @@ def depends_on_batches(seen: Evidence) -> Lines:
             yield Line(
                 f"{name} is divided by the number of batches times a fixed size, but the last one has {last} samples, "
                 f"and the others {size}; divide by the number of samples",
+                subject=name,
+            )
+            return
+        if is_same(two, 2 * one) and three > 1.5 * one > 0 and not TOTAL.search(name) and not one.is_integer():
+            yield Line(
+                f"{name} of {count} validation samples is {one:.4g} in one batch, and {two:.4g} in two, as means of "
+                "batches are added up, and not divided by their number; divide by it, or weigh each by its samples",
                 subject=name,
             )
             return

@@ -19,6 +19,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     leaks,
     lengths,
     metrics,
+    named,
     noises,
     numbering,
     overlaps,

@@ -136,6 +136,23 @@ def coupled_decay(seen: Evidence) -> Lines:
                 )
 
 
+@check("decay-of-biases", "likely", at="start")
+def decay_of_biases(seen: Evidence) -> Lines:
+    """An optimizer decays vectors only, such as biases and scales of norms, and all of its matrices in no group."""
+    for optimizer in seen.optimizers:
+        decayed, others = (
+            [p for g in optimizer.param_groups for p in g["params"] if bool(g.get("weight_decay")) is decays]
+            for decays in (True, False)
+        )
+        names = [seen.names[id(p)] for p in decayed if id(p) in seen.names]
+        is_reversed = all(p.ndim < 2 for p in decayed) and all(p.ndim > 1 for p in others)
+        if len(decayed) > 1 and len(others) > 1 and is_reversed and not seen.sharded:
+            yield (
+                f"weight_decay of {type(optimizer).__name__} is that of {some(names)}, and that of all matrices is 0; "
+                "exchange the two groups"
+            )
+
+
 @check("adapter-base", "likely", at="start")
 def adapter_base(seen: Evidence) -> Lines:
     """The matrix beside the factors of a low-rank adapter (lora_…) is trained, too."""

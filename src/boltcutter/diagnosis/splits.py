@@ -24,7 +24,7 @@ from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import Splits, digest, first_leaf, items
 from boltcutter.diagnosis.overlaps import has_groups, keys_of
 from boltcutter.diagnosis.probe import seeded
-from boltcutter.diagnosis.source import says
+from boltcutter.diagnosis.source import codes, own_classes, says
 from boltcutter.structure import flatten, take_rows
 
 DRAWS = 8  # of a random sample
@@ -43,6 +43,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t.rot90(3, (-2, -1)),
 )
 LEFT = 0.01  # share of a split
+AUGMENTED = re.compile(r"augment|transform|jitter|flip|crop|noise|rotate|perturb", re.IGNORECASE)
 BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
 MANY_DRAWS = 1000
 FEWEST_OF_CLASS = 8  # samples
@@ -303,6 +304,38 @@ def worker_generator(seen: Evidence) -> Lines:
             f"{loader.num_workers} workers, and again in each epoch: all draw the same numbers; use torch's or NumPy's "  # type: ignore[union-attr]
             "global generator, or seed it in worker_init_fn"
         )
+
+
+@check("cached-augmentation", "likely", at="probe")
+def cached_augmentation(seen: Evidence) -> Lines:
+    """Reading a sample draws random numbers, for what is named as an augmentation, but no more if it is read again."""
+    dataset = seen.splits.dataset("train") if seen.splits else None
+    whole = dataset.dataset if isinstance(dataset, Subset) else dataset
+    count = len(dataset) if isinstance(dataset, Sized) and hasattr(type(dataset), "__getitem__") else 0
+    if count < 2 * DRAWS or not any(AUGMENTED.search(name) for name in _names_of(type(whole))):
+        return
+    found = list[tuple[bool, bool]]()
+    with suppress(Exception), seeded(0):
+        found = [(_draws(dataset, i), _draws(dataset, i)) for i in range(1, count, count // DRAWS)]
+    if sum(first and not second for first, second in found) > len(found) / 2 and not any(again for _, again in found):
+        yield (
+            "samples of training are augmented at random when they are read first, and kept, so each is the same in "
+            "all epochs; keep what it is made of, and augment it in __getitem__"
+        )
+
+
+def _names_of(kind: type) -> set[str]:
+    return {name for cls in own_classes(kind) for code in codes(cls) for name in (code.co_name, *code.co_names)}
+
+
+def _draws(dataset: Any, index: int) -> bool:
+    """Whether reading a sample draws numbers of a global generator."""
+    states = []
+    for _ in range(2):
+        states.append((torch.get_rng_state().tolist(), [*np.random.get_state()[1]], random.getstate()))  # type: ignore[index]
+        if len(states) == 1:
+            dataset[index]
+    return states[0] != states[1]
 
 
 @check("target-column", "likely", at="data")

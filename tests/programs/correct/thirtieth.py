@@ -3,11 +3,13 @@
 import random
 
 import torch
-from programs import digits, loaders, no_bug
+from programs import Base, Table, diabetes, digits, loaders, no_bug
 from programs.planted import twentyninth as planted
 from programs.planted.twentyeighth import Bag, Pretrained, Words
 from programs.planted.twentyfifth import Policy, states
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 
 class Places(Words):
@@ -94,3 +96,174 @@ def rewards_so_far_are_a_part_of_the_state():
             return -(policy.log_prob(action) * (rewards - torch.stack(seen, 1).mean(0))).mean()
 
     return Net(), *states()
+
+
+@no_bug()
+def macro_score_is_macro():
+    class Net(planted.Rated):
+        average = "macro"
+
+    return Net(), *digits()
+
+
+@no_bug()
+def top_five_is_top_five():
+    class Net(planted.Rated):
+        name, top_k = "val/top5_f1", 5
+
+    return Net(), *digits()
+
+
+@no_bug()
+def weighted_loss_beside_a_score():
+    class Net(planted.Rated):
+        name = "val/f1"
+
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            x, y = batch
+            self.log("val/weighted_loss", F.cross_entropy(self(x), y, weight=torch.linspace(1, 2, 10)))
+
+    return Net(), *digits()
+
+
+@no_bug()
+def errors_have_their_names():
+    class Net(Table):
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            gap = self(x)[:, 0] - y
+            self.log("val/mse", gap.square().mean())
+            self.log("val/mae", gap.abs().mean())
+            self.log("val/rmse_of_patients", 77 * gap.square().mean().sqrt())
+
+    return Net(), *diabetes()
+
+
+@no_bug()
+def matrices_decay():
+    return planted.Grouped(), *digits()
+
+
+@no_bug()
+def a_gain_alone_decays():
+    class Net(planted.Grouped):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return self.net(x) * self.gain
+
+        def configure_optimizers(self):
+            groups = [{"params": [self.gain], "weight_decay": 0.05}, {"params": self.net.parameters()}]
+            return torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def weighted_samples_are_drawn_again():
+    train, val, weights = planted.rare()
+    return Base(), DataLoader(train, 16, sampler=WeightedRandomSampler(weights, len(train))), DataLoader(val, 32)
+
+
+@no_bug()
+def part_of_the_weighted_samples_is_drawn_once():
+    train, val, weights = planted.rare()
+    sampler = WeightedRandomSampler(weights, len(train) // 2, replacement=False)
+    return Base(), DataLoader(train, 16, sampler=sampler), DataLoader(val, 32)
+
+
+@no_bug()
+def heads_learn_their_own():
+    return planted.Heads(), *planted.patients()
+
+
+@no_bug()
+def heads_are_compared_with_each_other():
+    class Net(planted.Heads):
+        def both(self, out, y):
+            apart = F.mse_loss(out["height"], y["height"]) + F.mse_loss(out["age"], y["age"])
+            return apart + 0.01 * F.mse_loss(out["height"] - out["age"], y["height"] - y["age"])
+
+    return Net(), *planted.patients()
+
+
+@no_bug()
+def digits_are_augmented_anew():
+    return Base(), *loaders(planted.Shifted(), digits(loaded=False)[1])
+
+
+@no_bug()
+def digits_are_kept_and_augmented_anew():
+    class Data(planted.Shifted):
+        def __getitem__(self, i):
+            if i not in self.kept:
+                self.kept[i] = self.x[i] * 1.0
+            return self.kept[i].roll(random.randrange(-1, 2), dims=-1), self.y[i]
+
+    return Base(), *loaders(Data(), digits(loaded=False)[1])
+
+
+@no_bug()
+def means_of_batches_are_weighed():
+    class Net(planted.Summed):
+        def add(self, loss, size):
+            super().add(loss * size, size)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def losses_of_a_validation_are_added_up():
+    class Net(planted.Summed):
+        def on_validation_epoch_end(self):
+            self.log("val/total_loss", self.total)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def critic_steps_more_often():
+    class Net(planted.Critics):
+        def training_step(self, x, batch_idx):
+            first, second = self.optimizers()
+            self.step_critic(x, second)
+            if batch_idx % self.n_critic == self.n_critic - 1:
+                self.step_generator(x, first)
+
+    return Net(), *planted.points()
+
+
+@no_bug()
+def critic_steps_several_times_within_a_step():
+    class Net(planted.Critics):
+        def training_step(self, x, batch_idx):
+            first, second = self.optimizers()
+            for _ in range(self.n_critic):
+                self.step_critic(x, second)
+            self.step_generator(x, first)
+
+    return Net(), *planted.points()
+
+
+@no_bug()
+def scores_that_are_apart_are_ranked():
+    class Net(planted.Neighbours):
+        most = 1e6
+
+    return Net(), *digits()
+
+
+@no_bug()
+def equal_scores_count_half():
+    class Net(planted.Neighbours):
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            scores = self(x).clamp(max=0)
+            own = scores.gather(1, y[:, None])
+            rank = 1 + (scores > own).sum(1) + 0.5 * ((scores == own).sum(1) - 1)
+            self.log("val/mrr", (1 / rank.float()).mean())
+
+    return Net(), *digits()

@@ -1,0 +1,137 @@
+"""What a number is named, and what it is: errors and averages of metrics, and ranks among equal scores."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.epochs import replay
+from boltcutter.diagnosis.evidence import Evidence, is_metric
+
+EXACT = 1e-4  # relative difference of two values
+APART = 0.02  # of the value that it should be
+FEWEST = 8  # samples, and candidates
+TIES = 0.05  # share of the candidates
+ERRORS = {
+    "rmse": re.compile(r"(^|[/_\-. ])(rmse|root_mean_squared?_error)($|[/_\-. 0-9])", re.IGNORECASE),
+    "mae": re.compile(r"(^|[/_\-. ])(mae|mean_absolute_error)($|[/_\-. 0-9])", re.IGNORECASE),
+    "mse": re.compile(r"(^|[/_\-. ])(mse|mean_squared_error)($|[/_\-. 0-9])", re.IGNORECASE),
+}
+NAMED = {"rmse": "a root of a mean squared error", "mae": "a mean absolute error", "mse": "a mean squared error"}
+AVERAGES = {
+    "macro": re.compile(r"macro|balanced|(^|_)uar($|_)", re.IGNORECASE),
+    "micro": re.compile(r"micro", re.IGNORECASE),
+    "weighted": re.compile(r"weighted", re.IGNORECASE),
+}
+TOP = re.compile(r"(?<![a-z])(?:top[-_@]?|(?:acc|accuracy|recall|precision|hit|hits|hr|ndcg)@)([0-9]+)", re.IGNORECASE)
+RANKS = re.compile(r"mrr|rank|hits?($|[@_/0-9])|hr@|recall@|ndcg|r@", re.IGNORECASE)
+
+
+@check("other-number", "likely", at="probe")
+def other_error(seen: Evidence) -> Lines:
+    """A number of validation is named as RMSE, MAE or MSE, and is exactly another one of these."""
+    if (probe := seen.probe) is None or "validation_step" not in probe.batches:
+        return
+    trace = probe.base("validation_step")
+    pairs = [*trace.differences, *((c.prediction, c.target) for c in trace.calls)]
+    known = [of for a, b in pairs if a is not None and b is not None and (of := _errors(a, b))]
+    values = {n: v for n, v in {**trace.logged, **trace.of_batch}.items() if isinstance(v, Tensor | float)}
+    values = {n: float(v) for n, v in values.items() if not isinstance(v, Tensor) or v.numel() == 1}
+    for name, value in {**replay(seen), **values}.items() if known else ():
+        kinds = [kind for kind, pattern in ERRORS.items() if pattern.search(name)]
+        if len(kinds) != 1 or any(math.isclose(value, of[kinds[0]], rel_tol=APART) for of in known):
+            continue
+        found = {k for of in known for k, v in of.items() if v and math.isclose(value, v, rel_tol=EXACT)}
+        if len(found) == 1:
+            kind = found.pop()
+            remedy = "take the root" if (kinds[0], kind) == ("rmse", "mse") else f"name it {kind}, or compute the other"
+            yield Line(f"{name} is {NAMED[kind]}, and not {NAMED[kinds[0]]}, by its values; {remedy}", subject=name)
+
+
+def _errors(a: Tensor, b: Tensor) -> dict[str, float]:
+    """Mean errors of predictions; empty of tensors that are none."""
+    if a.shape != b.shape or a.numel() < FEWEST or not (a.is_floating_point() or b.is_floating_point()):
+        return {}
+    gap = (a - b).detach().double()
+    squares = float(gap.square().mean())
+    return {"mse": squares, "rmse": math.sqrt(squares), "mae": float(gap.abs().mean())}
+
+
+@check("other-number", "likely", at="probe")
+def other_average(seen: Evidence) -> Lines:
+    """A metric is named as macro, micro or top-k, and averages classes otherwise, or has another k."""
+    metrics = {name: part for name, part in seen.module.named_modules() if is_metric(part)}
+    for kind in seen.probe.batches if seen.probe is not None else ():
+        metrics |= {n: m for n, m in seen.probe.base(kind).logged.items() if is_metric(m)}  # type: ignore[union-attr]
+    for name, metric in metrics.items():
+        own = re.split(r"[./]", name)[-1]
+        average, top = getattr(metric, "average", None), getattr(metric, "top_k", None)
+        said = [kind for kind, pattern in AVERAGES.items() if pattern.search(own)]
+        if len(said) == 1 and average in AVERAGES and average != said[0]:
+            yield Line(
+                f"{name}, a {type(metric).__name__}, has average={average!r}, so it is not what its name says; write "
+                f"average={said[0]!r}",
+                subject=type(metric).__name__,
+            )
+        k = [int(each) for each in TOP.findall(own)]
+        if len(k) == 1 and isinstance(top, int) and top != k[0] and k[0] > 0:
+            yield Line(
+                f"{name}, a {type(metric).__name__}, has top_k={top}, so it is not what its name says; write "
+                f"top_k={k[0]}",
+                subject=type(metric).__name__,
+            )
+
+
+class Greater(TorchFunctionMode):
+    """Counts the candidates that have exactly the score with which they are compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares: list[float] = []
+        self.count = 0  # of candidates
+        self.is_fair = False  # whether equal scores are counted, too
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and look at what it compares."""
+        result, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
+        if name in ("gt", "__gt__", "lt", "__lt__", "greater", "less") and len(args) == 2:
+            self.compare(*args)
+        elif name in ("ge", "__ge__", "le", "__le__", "greater_equal", "less_equal", "eq", "__eq__", "isclose"):
+            self.is_fair |= any(isinstance(t, Tensor) and t.is_floating_point() and t.ndim > 1 for t in args)
+        return result
+
+    def compare(self, one: Any, other: Any) -> None:
+        """Look at scores (N, I), and at one of each sample, (N, 1)."""
+        if not all(isinstance(t, Tensor) and t.is_floating_point() and t.ndim == 2 for t in (one, other)):
+            return
+        scores, own = (one, other) if one.shape[1] > other.shape[1] else (other, one)
+        if own.shape != (len(scores), 1) or len(scores) < FEWEST or scores.shape[1] < FEWEST:
+            return
+        equal = (scores == own).sum(1)
+        if bool((equal > 0).all()):  # its own score is among them
+            self.shares.append(float((equal - 1).double().mean()) / scores.shape[1])
+            self.count = scores.shape[1]
+
+
+@check("ties-in-favour", "likely", at="trial")
+def ties_in_favour(seen: Evidence) -> Lines:
+    """A rank of validation counts the scores above that of the target, to which over 5% of the others are equal."""
+    probe = seen.probe
+    if probe is None or "validation_step" not in probe.batches:
+        return
+    trace = probe.base("validation_step")
+    if not any(RANKS.search(name) for name in trace.logged):
+        return
+    with Greater() as greater:
+        probe.run("validation_step", probe.batches["validation_step"], training=False, record=False)
+    if greater.shares and not greater.is_fair and max(greater.shares) > TIES:
+        yield (
+            "a rank of validation counts the candidates with a higher score than the target, but "
+            f"{max(greater.shares):.0%} of {greater.count} have exactly its score, and count in its favour; add half "
+            "of those that are equal, or keep the scores apart"
+        )
