@@ -48,6 +48,7 @@ EPOCH_ENDS = {"validation_step": "on_validation_epoch_end", "test_step": "on_tes
 PADDED = re.compile(r"mask|len(gth)?s?($|_)", re.IGNORECASE)
 LABELS = re.compile(r"y[0-9]?|labels?|targets?|class(es)?|cls|ind(ex|ices)|idx|ids?|_.*", re.IGNORECASE)
 OF_ONE = re.compile(r"last|latest|recent|first|sample|example|picture|image|probe|reference", re.IGNORECASE)
+OF_TRAINING = re.compile(r"train_?(mask|idx|ids|index|indices|nodes|edges|edge_index|labels?)")
 EACH_EPOCH = re.compile(r"(^|\.)on_train_epoch_(start|end)$|(^|\.)on_validation_epoch_(start|end)$")
 SQUARED = re.compile(r"\*\* ?2|\.pow\(2|square|var|sqrt|exp\(")
 
@@ -240,6 +241,30 @@ def other_key(seen: Evidence) -> Lines:
                     f"`{' '.join(ast.unparse(call).split())[:80]}` ({code.name}, line {line}) compares {a!r} with "
                     f"{b!r}, which another call compares with {b!r}; write {second}[{a!r}]",
                     subject=f"{code.name}:{line}",
+                )
+
+
+@check("other-split", "likely", at="probe")
+def other_split(seen: Evidence) -> Lines:
+    """A validation reads a mask or indices named as those of training, and not those of its own beside them."""
+    probe = seen.probe
+    batch: Any = probe.batches.get("validation_step") if probe is not None else None
+    known = {*map(str, batch.keys())} if callable(getattr(batch, "keys", None)) else set()  # also of a graph
+    known |= {*vars(seen.module), *seen.module._buffers}
+    for cls in own_classes(type(seen.module)):
+        for name in ("validation_step", "test_step"):
+            function = vars(cls).get(name)
+            tree = tree_of(function) if is_function(function) else None
+            words = (
+                {*map(word_of, (n for n in ast.walk(tree) if isinstance(n, ast.expr)))} if tree is not None else set()
+            )
+            read = [word for word in words if OF_TRAINING.fullmatch(word)]
+            own = {word.replace("train", "val") for word in read} | {word.replace("train", "test") for word in read}
+            if read and own & known and not any(re.match("val|test", word) for word in words):
+                yield Line(
+                    f"{name} reads {read[0]}, which by its name is of training, and not {min(own & known)}, so that it "
+                    "rates what was trained",
+                    subject=name,
                 )
 
 

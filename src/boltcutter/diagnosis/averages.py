@@ -251,6 +251,29 @@ def _part(owner: nn.Module, text: str) -> nn.Module | None:
     return None
 
 
+@check("equal-networks", "likely", at="trial")
+def equal_networks(seen: Evidence) -> Lines:
+    """After eight steps, in which both were trained, two networks of one class have exactly the same weights."""
+    found: dict[Any, tuple[str, dict[str, nn.Parameter]]] = {}
+    for name, part in seen.module.named_modules():
+        own = dict(part.named_parameters())
+        names = [f"{name}.{n}" for n in own]
+        matrices = [n for n, p in zip(names, own.values(), strict=True) if p.ndim > 1]
+        is_trained = all(id(p) in seen.owned for p in own.values()) and any(n in seen.got_nonzero for n in matrices)
+        if not name or not is_trained or not all(n in seen.start for n in names):
+            continue
+        shapes = type(part), tuple((n, p.shape) for n, p in own.items())
+        other, twins = found.setdefault(shapes, (name, own))
+        is_apart = other != name and not any(own[n] is twins[n] for n in own)
+        is_moved = any(not torch.equal(seen.start[n], sampled(seen.parameters[n])) for n in matrices)
+        if is_apart and is_moved and all(torch.equal(own[n], twins[n]) for n in own):
+            yield (
+                f"{other} and {name} began with equal weights, and are still equal after {seen.step} steps, so that "
+                "they are one network; initialize each by itself, and not by copy.deepcopy"
+            )
+            return
+
+
 @check("weights-replaced", "likely", at="trial")
 def weights_replaced(seen: Evidence) -> Lines:
     """Hooks before a validation, or eval(), put other weights in place of the trained ones, and none restores them."""

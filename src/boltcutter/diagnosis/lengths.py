@@ -14,6 +14,8 @@ from boltcutter.diagnosis.temperatures import DIVISIONS
 
 PRODUCTS = frozenset(("matmul", "__matmul__", "mm"))
 JOINS = frozenset(("cat", "concat", "concatenate", "vstack"))
+LAYERS = frozenset(("linear", "layer_norm", "embedding", "rms_norm"))
+SAME_SHAPE = frozenset(("relu", "tanh", "gelu", "silu", "dropout", "normalize", "sigmoid", "add", "__add__"))
 MOST_VIEWS = 4  # of a sample
 NORMS = frozenset(("norm", "vector_norm", "linalg_norm", "linalg_vector_norm"))
 
@@ -29,6 +31,7 @@ class Lengths:
         self.size = size
         self.columns = WeakTensorKeyDictionary()  # (N, D) of columns of length 1: the shape of views that have it
         self.norms = WeakTensorKeyDictionary()  # of columns: of which tensor
+        self.rows = WeakTensorKeyDictionary()  # whose last dimension is of features
         self.found: list[str] = []
 
     def follow(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
@@ -38,6 +41,8 @@ class Lengths:
             self.columns[result] = self.columns[first[0]]  # of several views
         if not isinstance(first, Tensor) or not isinstance(result, Tensor):
             return
+        if result.ndim > 2 or first.ndim > 2:
+            self._follow_rows(name, first, args, kwargs, result)
         if first.ndim == 3 and first.requires_grad and len(first) == self.size:
             self._follow_views(name, first, args, kwargs, result)
         if first.ndim != 2 or not self.size or len(first) % self.size:  # of several views, too
@@ -65,8 +70,20 @@ class Lengths:
         elif name in ("__getitem__", "select") and first in self.columns and result.ndim == 2:
             self.columns[result] = self.columns[first]
 
+    def _follow_rows(self, name: str, first: Tensor, args: Any, kwargs: Any, result: Tensor) -> None:
+        """Follow features in the last of three dimensions or more, to a cosine over another one, by default."""
+        if (name in LAYERS and result.ndim > 2) or (
+            name in SAME_SHAPE and first in self.rows and result.shape == first.shape
+        ):
+            self.rows[result] = True
+        elif name == "cosine_similarity" and "dim" not in kwargs and len(args) < 3 and first in self.rows:
+            self.found.append(
+                f"features of a layer, {tuple(first.shape)}, are compared by a cosine over dimension 1, which torch "
+                "takes if none is given, and not over the features; write dim=-1"
+            )
+
 
 @check("normalized-over-batch", "likely", at="probe")
 def normalized_over_batch(seen: Evidence) -> Lines:
-    """Vectors are scaled to length 1 over the samples (N, D), or over views (N, V, D), and then compared."""
+    """Vectors have length 1 over the samples (N, D), or views (N, V, D), or a cosine is over places by default."""
     yield from remarks(seen, "normalized-over-batch")

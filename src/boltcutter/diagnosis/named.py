@@ -29,6 +29,12 @@ AVERAGES = {
     "weighted": re.compile(r"weighted", re.IGNORECASE),
 }
 TOP = re.compile(r"(?<![a-z])(?:top[-_@]?|(?:acc|accuracy|recall|precision|hit|hits|hr|ndcg)@)([0-9]+)", re.IGNORECASE)
+OF_STEPS = re.compile(r"step|batch|iter", re.IGNORECASE)
+REDUCTIONS = {
+    "sum": re.compile(r"sum|total|num|count|correct|seen|hits|errors|tp|fp|fn", re.IGNORECASE),
+    "max": re.compile(r"max|best|peak|worst|high|top|upper", re.IGNORECASE),
+    "min": re.compile(r"min|best|worst|low", re.IGNORECASE),
+}
 RANKS = re.compile(r"mrr|rank|hits?($|[@_/0-9])|hr@|recall@|ndcg|r@", re.IGNORECASE)
 
 
@@ -84,6 +90,28 @@ def other_average(seen: Evidence) -> Lines:
                 f"{name}, a {type(metric).__name__}, has top_k={top}, so it is not what its name says; write "
                 f"top_k={k[0]}",
                 subject=type(metric).__name__,
+            )
+
+
+@check("logged-otherwise", "likely", at="probe")
+def logged_otherwise(seen: Evidence) -> Lines:
+    """A number of validation is that of the last, best or worst batch, or their sum, and it is not named so."""
+    trace = seen.probe.base("validation_step") if seen.probe and "validation_step" in seen.probe.batches else None
+    for name, options in trace.options.items() if trace is not None else ():
+        reduction = options.get("reduce_fx", "mean")
+        kind = getattr(reduction, "__name__", str(reduction)).lower()
+        is_metric_object = is_metric(trace.logged[name])  # type: ignore[union-attr]
+        if options.get("on_epoch") is False and not is_metric_object and not OF_STEPS.search(name):
+            yield Line(
+                f"{name} is logged with on_epoch=False, so what a callback or schedule monitors is that of the last "
+                "batch of a validation; leave it out",
+                subject=name,
+            )
+        elif kind in REDUCTIONS and not is_metric_object and not REDUCTIONS[kind].search(name):
+            yield Line(
+                f"{name} is logged with reduce_fx={kind}, so it is the {kind} of the batches of a validation, which "
+                "its name does not say; leave it out for their mean",
+                subject=name,
             )
 
 

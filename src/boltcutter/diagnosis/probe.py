@@ -66,6 +66,7 @@ class Trace:
         logged: Values that were logged.
         of_batch: Values of the metrics among them, for the batch.
         averaged: Names of those numbers of which Lightning logs the mean.
+        options: Of the logging, by name.
         of_metrics: Names of those that a metric has returned for the batch, and its class.
         buffers: Names of the buffers that it changed.
         cumulative: Name of a cumulative operation over the samples.
@@ -98,6 +99,7 @@ class Trace:
         self.logged: dict[str, Any] = {}
         self.of_batch: dict[str, Any] = {}
         self.averaged: set[str] = set()
+        self.options: dict[str, dict[str, Any]] = {}
         self.of_metrics: dict[str, str] = {}
         self.buffers: set[str] = set()
         self.cumulative, self.has_generator, self.differentiates = "", False, False
@@ -413,6 +415,7 @@ def without_effects(trainer: L.Trainer, module: L.LightningModule, trace: Trace)
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> None:
         trace.logged[name] = value.detach().clone() if isinstance(value, Tensor) else value
+        trace.options[name] = options
         if is_metric(value):
             trace.of_batch[name] = _value_of(value)
         is_mean = options.get("reduce_fx", "mean") in ("mean", torch.mean) and options.get("on_epoch") is not False

@@ -211,11 +211,31 @@ def _are_alike(one: Any, other: Any) -> bool:
 
 @check("one-batch", "likely", at="probe")
 def one_batch(seen: Evidence) -> Lines:
-    """limit_train_batches is the whole number 1, one batch of ten or more, and validation has all of its batches."""
-    trainer, loader = seen.trainer, seen.splits.train if seen.splits else None
-    limit, held = trainer.limit_train_batches, trainer.limit_val_batches
-    count = 0
-    with suppress(TypeError):  # of a stream
-        count = len(loader) if loader is not None else 0
-    if type(limit) is int and limit == 1 and count >= FEWEST_BATCHES and held == 1.0 and type(held) is float:
-        yield (f"limit_train_batches=1 is one batch of {count} in each epoch; all of them are 1.0, a fraction")
+    """limit_train_batches or limit_val_batches is the whole number 1, one batch of ten or more, and the other 1.0."""
+    trainer, splits = seen.trainer, seen.splits
+    limits = {"train": trainer.limit_train_batches, "validation": trainer.limit_val_batches}
+    if any(type(limit) is float and limit != 1.0 for limit in limits.values()):
+        return
+    for name, limit in limits.items():
+        count = 0
+        with suppress(TypeError):  # of a stream
+            count = len(splits.loaders[name]) if splits and name in splits.loaders else 0
+        is_one = type(limit) is int and limit == 1 and count >= FEWEST_BATCHES
+        if is_one and any(type(other) is float for other in limits.values()):
+            key = "limit_val_batches" if name == "validation" else "limit_train_batches"
+            yield f"{key}=1 is one batch of {count} in each epoch; all of them are 1.0, a fraction"
+
+
+@check("never-validated", "likely", at="probe")
+def never_validated(seen: Evidence) -> Lines:
+    """A callback stops or keeps by a number of validation, which takes place after more epochs than are trained."""
+    trainer = seen.trainer
+    every, epochs = trainer.check_val_every_n_epoch or 0, trainer.max_epochs or 0
+    monitors = [str(getattr(c, "monitor", None) or "") for c in trainer.callbacks]  # type: ignore[attr-defined]
+    logged = seen.probe.base("validation_step").logged if seen.probe and "validation_step" in seen.probe.batches else {}
+    names = [name for name in monitors if name in logged]
+    if names and every > epochs > 0 and trainer.max_steps == -1:
+        yield (
+            f"check_val_every_n_epoch={every}, but {epochs} epochs are trained, so {names[0]}, which a callback "
+            "monitors, is never computed; lower it"
+        )

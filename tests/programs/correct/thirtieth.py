@@ -267,3 +267,92 @@ def equal_scores_count_half():
             self.log("val/mrr", (1 / rank.float()).mean())
 
     return Net(), *digits()
+
+
+@no_bug()
+def accuracy_of_all_batches_is_logged():
+    return planted.Logged(on_step=True, on_epoch=True, reduce_fx="mean"), *digits()
+
+
+@no_bug()
+def numbers_say_of_which_batches_they_are():
+    class Net(planted.Logged):
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            x, y = batch
+            right = (self(x).argmax(1) == y).float()
+            self.log("val/acc_step", right.mean(), on_step=True, on_epoch=False)
+            self.log("val/best_acc", right.mean(), reduce_fx="max")
+            self.log("val/num_right", right.sum(), reduce_fx="sum")
+
+    return Net(), *digits()
+
+
+@no_bug(limit_val_batches=4)
+def four_batches_are_validated():
+    return Base(), *digits()
+
+
+@no_bug(limit_train_batches=1, limit_val_batches=1)
+def one_batch_is_tried():
+    return Base(), *digits()
+
+
+@no_bug(check_val_every_n_epoch=2, callbacks=planted.stop)
+def every_second_epoch_is_validated():
+    return Base(), *digits()
+
+
+@no_bug()
+def members_begin_apart():
+    class Net(planted.Ensemble):
+        def member(self, first):
+            return self.network()
+
+    return Net(), *digits()
+
+
+@no_bug()
+def members_that_begin_alike_get_other_samples():
+    class Net(planted.Ensemble):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            parts = zip(self.net, x.split(8), y.split(8), strict=False)
+            return sum(F.cross_entropy(member(a), b) for member, a, b in parts)
+
+    return Net(), *digits()
+
+
+@no_bug()
+def nodes_of_validation_are_validated():
+    return planted.Nodes(), *planted.nodes()
+
+
+@no_bug()
+def nodes_of_training_are_validated_beside_others():
+    class Net(planted.Nodes):
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            for name in ("train", "val"):
+                held = batch["train_mask"] if name == "train" else batch["val_mask"]
+                right = self.net(batch["x"])[held].argmax(-1) == batch["y"][held]
+                self.log(f"val/{name}_acc", right.float().mean())
+
+    return Net(), *planted.nodes()
+
+
+@no_bug()
+def cosine_is_over_the_features():
+    return planted.Alike(dim=-1), *planted.twins()
+
+
+@no_bug()
+def channels_are_normalized_by_default():
+    class Net(Base):
+        def network(self):
+            return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
+
+        def forward(self, x):
+            return self.net[3](F.normalize(self.net[:2](x)).flatten(1) * 3)
+
+    return Net(), *digits()

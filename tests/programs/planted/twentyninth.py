@@ -1,10 +1,12 @@
-"""Functions of the file that initialize, and what numbers, keys, weights and counts are named, and are not."""
+"""What numbers, keys, weights and counts are named and are not, and numbers of one batch."""
 
+import copy
 import random
 
 import lightning as L
 import torch
-from programs import Base, LossOnly, Manual, Table, bug, diabetes, digits, halves, loaders
+from lightning.pytorch.callbacks import EarlyStopping
+from programs import Base, LossOnly, Manual, Table, bug, diabetes, digits, halves, loaders, tokens
 from programs.planted.twentyeighth import Gallery, Pretrained, Words
 from programs.planted.twentyfifth import Policy, states
 from torch import nn
@@ -303,3 +305,129 @@ class Neighbours(Base):
 @bug("ties-in-favour")
 def equal_scores_rank_behind_the_target():
     return Neighbours(), *digits()
+
+
+class Logged(Base):
+    """Logs an accuracy with options."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val/acc", (self(x).argmax(1) == y).float().mean(), **self.options)
+
+
+@bug("logged-otherwise")
+def accuracy_of_the_last_batch_is_logged():
+    return Logged(on_step=True, on_epoch=False), *digits()
+
+
+@bug("logged-otherwise")
+def accuracy_of_the_best_batch_is_logged():
+    return Logged(reduce_fx="max"), *digits()
+
+
+@bug("one-batch", limit_val_batches=1)
+def one_batch_is_validated():
+    return Base(), *digits()
+
+
+def stop():
+    return [EarlyStopping(monitor="val/acc", mode="max")]
+
+
+@bug("never-validated", check_val_every_n_epoch=10, callbacks=stop)
+def training_ends_before_its_first_validation():
+    return Base(), *digits()
+
+
+class Ensemble(Base):
+    """Three networks that learn apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.ModuleList([self.member(self.net) for _ in range(3)])
+
+    def member(self, first):
+        return copy.deepcopy(first)
+
+    def forward(self, x):
+        return torch.stack([member(x) for member in self.net])
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.stack([F.cross_entropy(out, y) for out in self(x)]).sum()
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val/acc", (self(x).softmax(-1).mean(0).argmax(1) == y).float().mean())
+
+
+@bug("equal-networks")
+def members_are_copies_of_one():
+    return Ensemble(), *digits()
+
+
+class Nodes(L.LightningModule):
+    """Classifies the nodes of one graph, of which masks divide those of training from others."""
+
+    held = "val_mask"
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.net(batch["x"])[batch["train_mask"]], batch["y"][batch["train_mask"]])
+
+    def validation_step(self, batch, batch_idx):
+        held = batch[self.held]
+        self.log("val/acc", (self.net(batch["x"])[held].argmax(-1) == batch["y"][held]).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+def nodes():
+    g = torch.Generator().manual_seed(0)
+    x, part = torch.randn(300, 8, generator=g), torch.rand(300, generator=g)
+    graph = {"x": x, "y": x[:, :3].argmax(1), "train_mask": part < 0.5, "val_mask": part >= 0.7}
+    return DataLoader([graph] * 20, 1), DataLoader([graph], 1)
+
+
+@bug("other-split")
+def nodes_of_training_are_validated():
+    class Net(Nodes):
+        def validation_step(self, batch, batch_idx):
+            held = batch["train_mask"]
+            self.log("val/acc", (self.net(batch["x"])[held].argmax(-1) == batch["y"][held]).float().mean())
+
+    return Net(), *nodes()
+
+
+class Alike(LossOnly):
+    """Predicts how many tokens of two sequences are equal, by the cosine of their embeddings."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+        self.embed, self.net = nn.Embedding(12, 16), nn.Linear(16, 16)
+
+    def loss(self, a, b, y):
+        a, b = (self.net(self.embed(part)) for part in (a, b))
+        return F.mse_loss(F.cosine_similarity(a, b, **self.options).mean(1), y)
+
+
+def twins():
+    g = torch.Generator().manual_seed(0)
+    a = tokens(12)
+    kept = torch.rand(a.shape, generator=g) < torch.rand(len(a), 1, generator=g)
+    b = torch.where(kept, a, torch.randint(0, 12, a.shape, generator=g))
+    return halves(a, b, (a == b).float().mean(1))
+
+
+@bug("normalized-over-batch")
+def cosine_is_over_the_tokens():
+    return Alike(), *twins()
