@@ -49,6 +49,7 @@ PADDED = re.compile(r"mask|len(gth)?s?($|_)", re.IGNORECASE)
 LABELS = re.compile(r"y[0-9]?|labels?|targets?|class(es)?|cls|ind(ex|ices)|idx|ids?|_.*", re.IGNORECASE)
 OF_ONE = re.compile(r"last|latest|recent|first|sample|example|picture|image|probe|reference", re.IGNORECASE)
 OF_TRAINING = re.compile(r"train_?(mask|idx|ids|index|indices|nodes|edges|edge_index|labels?)")
+TRANSFORMS = re.compile(r"transform|augment|^train(ing)?$|^mode$")
 EACH_EPOCH = re.compile(r"(^|\.)on_train_epoch_(start|end)$|(^|\.)on_validation_epoch_(start|end)$")
 SQUARED = re.compile(r"\*\* ?2|\.pow\(2|square|var|sqrt|exp\(")
 
@@ -508,7 +509,7 @@ def _is_network(code: Code, owner: ast.expr, seen: Evidence) -> bool:
 
 @check("shared-augmentation", "likely", at="probe")
 def transform_of_both(seen: Evidence) -> Lines:
-    """Code sets an attribute of the dataset of two subsets to different values, but it is the same dataset."""
+    """Code sets an attribute of the dataset of one of two subsets, or another value of each, but it is one dataset."""
     subsets = [seen.splits.dataset(name) for name in ("train", "validation")] if seen.splits else []
     shared = [s.dataset for s in subsets if isinstance(s, Subset)]
     if len(shared) < 2 or shared[0] is not shared[1]:
@@ -522,6 +523,13 @@ def transform_of_both(seen: Evidence) -> Lines:
                 attribute = ast.unparse(node.targets[0]).rpartition(".")[2]
                 values.setdefault(attribute, {})[ast.unparse(holder.value)] = ast.unparse(node.value)
         for attribute, given in values.items():
+            if hasattr(shared[0], attribute) and len(given) == 1 and TRANSFORMS.search(attribute):
+                (one, value), *_ = given.items()
+                yield (
+                    f"{code.name} sets {attribute} of {one}.dataset to {value[:40]}, but that is the dataset of both "
+                    "splits, so both have it; give each split a dataset of its own"
+                )
+                return
             if hasattr(shared[0], attribute) and len({*given.values()}) > 1:
                 one, *_, other = given
                 yield (

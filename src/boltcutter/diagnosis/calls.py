@@ -34,7 +34,7 @@ OPTIONS = {
     "pos_weight": None,
     "reduction": "mean",
 }
-RESHAPES = frozenset(("view", "reshape", "flatten", "unflatten"))
+RESHAPES = frozenset(("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as"))
 DIFFERENCES = frozenset(("sub", "__sub__", "rsub", "__rsub__", "subtract"))
 EQUALITIES = frozenset(("eq", "__eq__", "ne", "__ne__"))
 CASTS = frozenset(("float", "double", "to", "type", "int", "long"))

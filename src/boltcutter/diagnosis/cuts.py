@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from boltcutter.diagnosis.addends import AddendFinder
+from boltcutter.diagnosis.attention import Attention
 from boltcutter.diagnosis.calls import LOSSES, LossCalls, Remark, remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.comparisons import Comparisons
@@ -98,7 +99,8 @@ class Cuts(TorchFunctionMode):
         self.means_of_masked: list[list[str]] = []
         self.temperatures, self.addends, self.results = Temperatures(), AddendFinder(), Results()
         self.copies, self.noises, self.comparisons = Copies(), Noises(), Comparisons(self.batch)
-        self.lengths = Lengths(len(self.batch[0]) if self.batch and self.batch[0].ndim else 0)
+        size = len(self.batch[0]) if self.batch and self.batch[0].ndim else 0
+        self.lengths, self.attention = Lengths(size), Attention(size)
         self.same = WeakTensorKeyDictionary()  # stacks of one and the same weights: how many
         self.error: Exception | None = None  # of following values, which ends it
         self.differentiates = False
@@ -156,6 +158,7 @@ class Cuts(TorchFunctionMode):
         self.temperatures.follow(name, args, kwargs, result)
         self.noises.follow(name, args, given, result)
         self.lengths.follow(name, args, kwargs, result)
+        self.attention.follow(name, args, kwargs, result)
         if name in ("sin", "cos") and given:
             self._angle(name, given[0])
         if isinstance(result, Tensor) or name in EXTREMES:
@@ -658,8 +661,12 @@ class Cuts(TorchFunctionMode):
             self._say(name, text)
         if text := self.copies.unread():
             self._say("no-effect", text)
-        for name, texts in (("noise-distribution", self.noises.found), ("normalized-over-batch", self.lengths.found)):
-            for text in texts[:1]:
+        for name, owner in (
+            ("noise-distribution", self.noises),
+            ("normalized-over-batch", self.lengths),
+            ("attention-scale", self.attention),
+        ):
+            for text in owner.found[:1]:
                 self._say(name, text)
 
 

@@ -170,7 +170,7 @@ class Evidence:
         self.hashes: list[int] = []  # of these, with several workers
         self.labels: list[Tensor] = []
         self.targets: list[Tensor] = []  # of cross-entropy
-        self.num_classes = 0
+        self.num_classes, self.has_classes = 0, False
         self.reconstructed: list[float] = []  # shares of the variance of the inputs, at late looks
         self.scale: dict[str, Scale | None] = {}  # of inputs; None after the comparison with validation
         # of a trial, which is no training: check --batch and audit

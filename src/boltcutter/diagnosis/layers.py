@@ -316,7 +316,7 @@ def hidden_unused(seen: Evidence) -> Lines:
         yield Line(
             f"{some(found)} gets no gradient: the state before is always 0, so the layer remembers nothing; pass its "
             "state on from time to time, and of two directions use the last state of each, not the last output",
-            "note" if all(n.endswith("_reverse") for n in found) and not seen.num_classes else None,  # of a forecast
+            "note" if all(n.endswith("_reverse") for n in found) and not seen.has_classes else None,  # of a forecast
         )
 
 

@@ -564,6 +564,7 @@ def remember(seen: Evidence) -> None:
     """Keep which classes cross-entropy was trained on, and which operations have a derivative of 0."""
     if seen.graph is not None:
         seen.rounding |= FLAT & {name.partition("Backward")[0].lower() for name in seen.graph.counts}
+        seen.has_classes |= any("binary" in loss.kind or loss.num_classes for loss in seen.graph.losses)
     for loss in losses(seen, "nll_loss"):
         if loss.num_classes and loss.num_classes > 1 and loss.target is not None:
             seen.num_classes = max(seen.num_classes, loss.num_classes)

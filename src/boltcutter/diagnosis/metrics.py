@@ -172,6 +172,12 @@ def wrong_peak(seen: Evidence) -> Lines:
         if is_metric(value) and not all(each):
             continue  # of which one is what it gets
         peaks = {p for found in each for p in found}
+        if peaks == {1.0} and all(_has_both_signs(t) for pair in pairs for t in pair):
+            yield (
+                f"{name} is the PSNR of values from 0 to 1, but pictures have values of -1 to 1, so it is 6 dB too low; "
+                "pass data_range=2.0"
+            )
+            return
         if peaks:
             peak = peaks.pop()
             yield (
@@ -195,7 +201,13 @@ def _peaks_of(value: Any, one: Tensor, other: Tensor) -> list[float]:
 
 def _is_wrong_peak(peak: float, one: Tensor, other: Tensor) -> bool:
     least, most = (min(float(t.abs().max()) for t in (one, other)), max(float(t.abs().max()) for t in (one, other)))
-    return (abs(peak - 255) < 1 and most <= 1.5) or (abs(peak - 1) < EXACT and least > 100)
+    is_signed = _has_both_signs(one) and _has_both_signs(other)
+    return (abs(peak - 255) < 1 and most <= 1.5) or (abs(peak - 1) < EXACT and (least > 100 or is_signed))
+
+
+def _has_both_signs(t: Tensor) -> bool:
+    """Whether pictures have values from -1 to 1, as they are scaled for a network."""
+    return float(t.min()) < -0.9 and 0.3 < float(t.max()) and float(t.abs().max()) <= 1.001
 
 
 @check("exchanged-arguments", "likely", at="trial")

@@ -3,6 +3,7 @@
 from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     anchors,
     arguments,
+    attention,
     averages,
     balances,
     baselines,
@@ -10,6 +11,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     classes,
     comparisons,
     constants,
+    conventions,
     decoding,
     divergences,
     edges,

@@ -294,6 +294,7 @@ class Probe:
                 then(loss)
         cuts.conclude()
         calls.conclude()
+        trace.masks += cuts.attention.masks
         trace.differentiates, trace.identical = cuts.differentiates, cuts.identical
         trace.pairs, trace.differences = calls.pairs, calls.differences
         trace.compared = cuts.temperatures.compared

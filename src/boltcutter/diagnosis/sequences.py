@@ -184,12 +184,13 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
     leaves = flatten(probe.batches[kind])
     padded_parts = {j: valid for j, _, valid in paddings(leaves, count)}
     for j, t in enumerate(leaves):
-        is_known = j in padded_parts and any(torch.equal(mask, padded_parts[j]) for mask in masks)
+        is_known = j in padded_parts and any(_leaves_out(mask, padded_parts[j]) for mask in masks)
         if is_known or (_are_padded(t, count) and any(_is_inverted(mask, t) for mask in masks)):
             yield (
                 True,
-                f"attention gets a key_padding_mask that is True at the content of part {j} of the batch "
-                f"{tuple(t.shape)} and False at its padding: the mask is inverted; in torch, True is padding",
+                f"attention leaves out the content of part {j} of the batch {tuple(t.shape)}, and not its padding: the "
+                "mask is inverted; True is padding for nn.MultiheadAttention and masked_fill, and what counts for "
+                "scaled_dot_product_attention",
             )
             return
     if not is_comparable(probe, kind):
@@ -242,7 +243,13 @@ def _is_inverted(mask: Tensor, tokens: Tensor) -> bool:
     valid = torch.arange(length, device=tokens.device) < ends[:, None]
     if mask.ndim != 2 or len(mask) != len(tokens) or mask.shape[1] - length not in (0, 1) or int(filled.sum()) < 2:
         return False
-    return any(torch.equal(part[filled], valid[filled]) for part in (mask[:, :length], mask[:, -length:]))
+    return any(_leaves_out(part, valid) for part in (mask[:, :length], mask[:, -length:]))
+
+
+def _leaves_out(mask: Tensor, valid: Tensor) -> bool:
+    """Whether a mask leaves out all that is valid, and nothing else, of the samples that are padded."""
+    filled = ~valid.all(1)
+    return mask.shape == valid.shape and bool(filled.any()) and torch.equal(mask[filled], valid[filled])
 
 
 def _after(probe: Probe, base: Trace, kind: str, j: int, new: Tensor, rows: Any = slice(None)) -> bool | None:

@@ -601,7 +601,7 @@ def partial_validation(seen: Evidence) -> Lines:
             yield Line(
                 f"{type(sampler).__name__} draws {name} samples with replacement, so some count several times and "
                 "others not at all; read each of them once, without a sampler",
-                "note" if is_meant or not hasattr(sampler, "weights") else None,
+                "note" if is_meant else None,
                 subject=name,
             )
 

@@ -169,6 +169,22 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
     return "returns a new tensor, which is dropped; assign it" if is_dropped else ""
 
 
+@check("divided-twice", "likely", at="probe")
+def divided_by_hand(seen: Evidence) -> Lines:
+    """training_step returns a loss divided by accumulate_grad_batches, by which Lightning divides it as well."""
+    count = seen.trainer.accumulate_grad_batches
+    for place in functions_of(seen.module) if count > 1 and seen.module.automatic_optimization else ():
+        for node in ast.walk(place.tree) if place.tree.name == "training_step" else ():
+            is_division = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+            if is_division and ast.unparse(node.right) == "self.trainer.accumulate_grad_batches":  # type: ignore[attr-defined]
+                yield Line(
+                    f"`{ast.unparse(node)[:80]}` ({place.name}, line {place.line + node.lineno - 1}) divides the loss "  # type: ignore[attr-defined]
+                    f"by accumulate_grad_batches={count}, as Lightning does, too, so the gradient is too small; return "
+                    "the loss as it is",
+                    subject="loss",
+                )
+
+
 @check("clipped-too-early", "likely", at="probe")
 def clipped_too_early(seen: Evidence) -> Lines:
     """A function clips gradients before its first backward pass, or after its last step, and not between them."""
