@@ -8,7 +8,7 @@ import math
 import re
 import types
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
-from boltcutter.diagnosis.probe import Probe, Trace
+from boltcutter.diagnosis.probe import Probe, Trace, kept
 from boltcutter.diagnosis.source import callback_classes, is_function, members, own_classes, says, tree_of
 from boltcutter.structure import flatten, with_tensors
 
@@ -40,6 +40,8 @@ CRITIC_STEPS = re.compile(
     r"(steps|iters|iterations|updates)(_per_g\w*)?",
     re.IGNORECASE,
 )
+BEGINS, ENDS = re.compile(r"start|initial|init|begin"), ("end", "final", "stop", "min", "max")
+STEPS_AND_HOOKS = frozenset(("__init__", "training_step", "validation_step", "forward", "configure_optimizers"))
 BOUNDS = frozenset(("min", "minimum", "clip", "clamp"))
 
 
@@ -324,6 +326,40 @@ def _at(trainer: Any, epoch: int, step: int) -> Iterator[None]:
         yield
     finally:
         epochs.completed, steps.completed = before
+
+
+@check("ramp-away", "likely", at="probe")
+def ramp_away(seen: Evidence) -> Lines:
+    """A method begins at the value of an attribute named as its start, and ends farther from that named as its end."""
+    given = {**dict(getattr(seen.module, "hparams", {})), **vars(seen.module)}
+    numbers = {n: float(v) for n, v in given.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    pairs = [(n, _end_of(n, numbers)) for n in numbers if BEGINS.search(n) and _end_of(n, numbers)]
+    steps, epochs = seen.total_steps, seen.trainer.max_epochs or 0
+    for function in _functions(seen.module) if pairs and math.isfinite(steps) and epochs > 1 else ():
+        used = {*function.__code__.co_names, *function.__code__.co_consts}
+        own = [(a, b) for a, b in pairs if {a, b} <= used]
+        if len(own) != 1 or function.__code__.co_argcount != 1 or function.__name__ in STEPS_AND_HOOKS:
+            continue
+        (begin, end), values = own[0], list[float]()
+        with suppress(Exception), torch.no_grad():  # of the user's code
+            for epoch, step in ((0, 0), (epochs - 1, int(steps) - 1)):
+                with _at(seen.trainer, epoch, step), kept(seen.module):
+                    values.append(float(function(seen.module)))
+        if len(values) == 2 and math.isclose(values[0], numbers[begin], rel_tol=SAME):
+            before, after = (abs(v - numbers[end]) for v in values)
+            if after > 1.05 * before > 0:
+                yield Line(
+                    f"{function.__qualname__} goes from {begin}, {values[0]:.3g}, to {values[1]:.3g} in the training, "
+                    f"away from {end}, {numbers[end]:.3g}; exchange the two in its formula",
+                    subject=function.__qualname__,
+                )
+
+
+def _end_of(name: str, numbers: dict[str, float]) -> str:
+    """The name of the number that a begin has at its end."""
+    begin = BEGINS.search(name)
+    ends = [name[: begin.start()] + end + name[begin.end() :] for end in ENDS] if begin else []
+    return next((end for end in ends if end in numbers and numbers[end] != numbers[name]), "")
 
 
 @check("critic-steps", "likely", at="trial")

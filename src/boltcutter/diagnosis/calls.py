@@ -161,6 +161,16 @@ class LossCalls(TorchFunctionMode):
             self._written_out(name, args, kwargs, result)
         if name in SOFTMAXES and args and isinstance(result, Tensor) and result.ndim == 2:
             self._softmax(args, kwargs, result)
+        if name == "logsumexp" and isinstance(result, Tensor) and args[0].ndim == 2 and args[0].requires_grad:
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            first = next((t for t in self.batch if t.ndim), None)
+            is_of_batch = first is not None and len(args[0]) == len(first) != args[0].shape[1] > 1
+            if dim in (0, -2, (0,), [0]) and is_of_batch:
+                self._remark(
+                    "softmax-of-batch",
+                    f"logsumexp over dimension 0 of {tuple(args[0].shape)} adds up samples, and not components or "
+                    "classes of each; pass dim=1",
+                )
         if name in ("argmax", "max", "topk") and args and id(args[0]) in self.over_samples:
             self._remark(
                 "softmax-of-batch",

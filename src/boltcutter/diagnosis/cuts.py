@@ -18,6 +18,7 @@ from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.comparisons import Comparisons
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.indices import Indices
 from boltcutter.diagnosis.lengths import Lengths
 from boltcutter.diagnosis.noises import Noises
 from boltcutter.diagnosis.results import Copies, Results, is_part
@@ -100,7 +101,7 @@ class Cuts(TorchFunctionMode):
         self.temperatures, self.addends, self.results = Temperatures(), AddendFinder(), Results()
         self.copies, self.noises, self.comparisons = Copies(), Noises(), Comparisons(self.batch)
         size = len(self.batch[0]) if self.batch and self.batch[0].ndim else 0
-        self.lengths, self.attention = Lengths(size), Attention(size)
+        self.lengths, self.attention, self.indices = Lengths(size), Attention(size), Indices()
         self.same = WeakTensorKeyDictionary()  # stacks of one and the same weights: how many
         self.error: Exception | None = None  # of following values, which ends it
         self.differentiates = False
@@ -159,6 +160,7 @@ class Cuts(TorchFunctionMode):
         self.noises.follow(name, args, given, result)
         self.lengths.follow(name, args, kwargs, result)
         self.attention.follow(name, args, kwargs, result)
+        self.indices.follow(name, args, result)
         if name in ("sin", "cos") and given:
             self._angle(name, given[0])
         if isinstance(result, Tensor) or name in EXTREMES:
@@ -665,6 +667,7 @@ class Cuts(TorchFunctionMode):
             ("noise-distribution", self.noises),
             ("normalized-over-batch", self.lengths),
             ("attention-scale", self.attention),
+            ("colliding-index", self.indices),
         ):
             for text in owner.found[:1]:
                 self._say(name, text)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from boltcutter.diagnosis.checks import Line, Lines, check
+from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.epochs import replay
 from boltcutter.diagnosis.evidence import Evidence, is_metric
 
@@ -113,6 +113,26 @@ def logged_otherwise(seen: Evidence) -> Lines:
                 "its name does not say; leave it out for their mean",
                 subject=name,
             )
+
+
+@check("same-name", "likely", at="probe")
+def same_name(seen: Evidence) -> Lines:
+    """Training and validation log numbers of an epoch by the same name, of which callbacks see one or the other."""
+    probe = seen.probe
+    if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys():
+        return
+    train, held = (probe.base(kind) for kind in ("training_step", "validation_step"))
+    both = sorted(train.options.keys() & held.options.keys())
+    monitors = {str(getattr(c, "monitor", None)) for c in seen.trainer.callbacks}  # type: ignore[attr-defined]
+    monitors |= {str(config.monitor) for config in seen.trainer.lr_scheduler_configs if config.monitor}
+    of_epoch = [n for n in both if train.options[n].get("on_epoch") and held.options[n].get("on_epoch") is not False]
+    monitored = sorted(monitors & {*of_epoch})
+    for name in of_epoch[:1]:
+        follows = f", and what monitors {monitored[0]} follows that of training" if monitored else ""
+        yield (
+            f"{some(of_epoch)} is logged both by training and by validation, so that the last one of an epoch is kept"
+            f'{follows}; name them apart, as "train/{name}" and "val/{name}"'
+        )
 
 
 class Greater(TorchFunctionMode):

@@ -17,6 +17,7 @@ from boltcutter.diagnosis import (  # noqa: F401  registers their checks
     edges,
     epochs,
     flows,
+    indices,
     inputs,
     leaks,
     lengths,

@@ -221,7 +221,7 @@ def same_views(seen: Evidence) -> Lines:
 
 @check("softmax-of-batch", "likely", at="probe")
 def softmax_of_batch(seen: Evidence) -> Lines:
-    """Validation applies softmax over the samples to the logits of its cross-entropy."""
+    """Softmax of logits in validation, or logsumexp of a matrix that is not square, is over the samples."""
     yield from remarks(seen, "softmax-of-batch")
 
 

@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType, NoneType, SimpleNamespace
 from typing import Any
@@ -39,6 +39,9 @@ LOWER = re.compile(
     f"|lpips|eer|bpd|bpc{AFTER}",
     re.IGNORECASE,
 )
+
+
+STEPS = re.compile(r"total|steps|iters|t_max", re.IGNORECASE)
 
 
 def schedules(seen: Evidence) -> Iterator[tuple[Any, bool, int]]:
@@ -140,6 +143,24 @@ def schedule_begun(seen: Evidence) -> Lines:
                 f"{type(scheduler).__name__} is called once per epoch, {calls} times, but first changes the rate after "
                 f"{changes[0]} calls, so it stays {rates[0]:.2g}, where it would reach {rates[-1]:.2g} in {len(rates)} "
                 'steps; return {"scheduler": …, "interval": "step"}'
+            )
+
+
+@check("schedule-unit", "likely", at="trial")
+def schedule_of_samples(seen: Evidence) -> Lines:
+    """A schedule that is called per step is made for as many steps as there are samples in all epochs (to 5%)."""
+    dataset = seen.splits.dataset("train") if seen.splits else None
+    samples = len(dataset) * (seen.trainer.max_epochs or 0) if isinstance(dataset, Sized) else 0
+    given = {**dict(getattr(seen.module, "hparams", {})), **vars(seen.module)}
+    for scheduler, per_step, calls in schedules(seen):
+        codes = [getattr(f, "__func__", f) for f in _functions(scheduler)]
+        names = {n for f in codes if inspect.isfunction(f) for n in f.__code__.co_names if STEPS.search(n)}
+        lengths = [*_lengths(scheduler), *(v for n, v in given.items() if n in names and isinstance(v, int | float))]
+        wrong = [n for n in lengths if per_step and samples >= 4 * calls and 0.95 <= n / samples <= 1.05]
+        if wrong:
+            yield (
+                f"{type(scheduler).__name__} is made for {wrong[0]:.0f} steps, which are samples of all epochs, but is "
+                f"called {calls} times, once for each batch; use self.trainer.estimated_stepping_batches"
             )
 
 

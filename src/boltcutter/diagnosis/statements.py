@@ -177,11 +177,10 @@ def divided_by_hand(seen: Evidence) -> Lines:
         for node in ast.walk(place.tree) if place.tree.name == "training_step" else ():
             is_division = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
             if is_division and ast.unparse(node.right) == "self.trainer.accumulate_grad_batches":  # type: ignore[attr-defined]
-                yield Line(
+                yield (
                     f"`{ast.unparse(node)[:80]}` ({place.name}, line {place.line + node.lineno - 1}) divides the loss "  # type: ignore[attr-defined]
                     f"by accumulate_grad_batches={count}, as Lightning does, too, so the gradient is too small; return "
-                    "the loss as it is",
-                    subject="loss",
+                    "the loss as it is"
                 )
 
 

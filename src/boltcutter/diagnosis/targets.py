@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,10 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.probe import STEPS, Probe, Trace, is_close, kept, rows_that_differ, seeded, take
+from boltcutter.diagnosis.source import is_installed
 from boltcutter.structure import flatten, with_tensors
+
+SHIFTING = re.compile(r"LMHeadModel$|ForCausalLM$")  # classes of transformers
 
 MISSING = 0.02  # share of targets
 MOSTLY, FEW_ZEROS = 0.5, 0.2  # of the places, and of the values where there is something
@@ -389,6 +393,35 @@ def shifted_twice(seen: Evidence) -> Lines:
                 "by the step; shift them once"
             )
             return
+
+
+@check("shifted-twice", "certain", at="probe")
+def labels_of_library(seen: Evidence) -> Lines:
+    """A causal model of transformers gets labels that are its inputs shifted by one, and shifts them itself."""
+    probe, kind = seen.probe, "training_step"
+    parts = [m for m in seen.module.modules() if SHIFTING.search(type(m).__name__) and is_installed(m)]
+    if probe is None or kind not in probe.batches or not parts:
+        return
+    given: list[tuple[str, Any, Any]] = []
+
+    def keep(part: nn.Module, args: Any, kwargs: Any) -> None:
+        tokens = kwargs.get("input_ids", args[0] if args else None)
+        given.append((type(part).__name__, tokens, kwargs.get("labels")))
+
+    handles = [part.register_forward_pre_hook(keep, with_kwargs=True) for part in parts]
+    try:
+        probe.run(kind, probe.batches[kind], training=True, record=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, tokens, labels in given:
+        if isinstance(tokens, Tensor) and isinstance(labels, Tensor) and tokens.shape == labels.shape:
+            if tokens.ndim == 2 and _is_ahead(labels, tokens, 1) and not _is_ahead(labels, tokens, 0):
+                yield (
+                    f"{name} gets labels that are its inputs shifted by one, and shifts them itself, so it learns the "
+                    "token after the next one; pass labels=input_ids"
+                )
+                return
 
 
 def _is_ahead(targets: Tensor, tokens: Tensor, by: int) -> bool:
