@@ -23,7 +23,15 @@ from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, joined, sampled
 from boltcutter.diagnosis.probe import Probe, seeded
 from boltcutter.diagnosis.reruns import WRITES
-from boltcutter.diagnosis.source import callback_classes, codes, codes_of_users, depends_on_time, own_classes
+from boltcutter.diagnosis.source import (
+    callback_classes,
+    codes,
+    codes_of_users,
+    depends_on_time,
+    is_function,
+    own_classes,
+    tree_of,
+)
 from boltcutter.diagnosis.statements import called_name, functions_of
 from boltcutter.internals import BatchNorm
 from boltcutter.structure import tensors
@@ -49,6 +57,8 @@ RESCUES = frozenset(("max_epochs", "max_steps", "estimated_stepping_batches", "i
 EACH_BATCH = ("training_step", "on_train_batch_end", "on_before_zero_grad")
 FEWEST_SHARES = 5  # steps
 FASTER, MUCH = 1.5, 0.2
+MOVES = re.compile(r"1(?:\.0)? - self\.(\w+)")  # what an average keeps of itself
+MUCH_LEFT = 0.5  # of the first weights
 EXACT = 0.01  # of how far an average has moved
 REPLACED = 0.02  # of what the original has moved, within which an average follows it at once
 
@@ -272,6 +282,28 @@ def equal_networks(seen: Evidence) -> Lines:
                 "they are one network; initialize each by itself, and not by copy.deepcopy"
             )
             return
+
+
+@check("average-rarely", "likely", at="probe")
+def average_rarely(seen: Evidence) -> Lines:
+    """Only hooks of validation move an average, in the whole training by less than half of the way to the weights."""
+    trainer = seen.trainer
+    often = 1 / trainer.val_check_interval if isinstance(trainer.val_check_interval, float) else 1.0
+    count = often * (trainer.max_epochs or 0) / (trainer.check_val_every_n_epoch or 1)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        own = [f for cls in own_classes(type(callback)) for f in vars(cls).values() if is_function(f)]
+        texts = {f.__name__: ast.unparse(tree) for f in own if (tree := tree_of(f)) is not None}
+        for name, text in texts.items():
+            decay = getattr(callback, found[1], None) if (found := MOVES.search(text)) else None
+            callers = [n for n, t in texts.items() if re.search(rf"self\.{name}\(", t)] or [name]
+            is_slow = isinstance(decay, float) and 0 < decay < 1 and decay**count > MUCH_LEFT
+            if is_slow and count and all(n.startswith(("on_validation", "on_sanity")) for n in callers):
+                yield (
+                    f"{type(callback).__name__}.{name} moves an average by {1 - decay:.2g} of the way, but only "  # type: ignore[operator]
+                    f"{callers[0]} calls it, {count:.0f} times in the training, so {decay**count:.0%} of the average "  # type: ignore[operator]
+                    "are the first weights; call it in on_train_batch_end"
+                )
+                return
 
 
 @check("weights-replaced", "likely", at="trial")

@@ -40,6 +40,7 @@ class Step(NamedTuple):
         given: Its arguments, of which the first is the value, shape (N, …).
         options: Its keyword arguments.
         log_det: The logarithm, shape (N,) or (N, 1).
+        value: That it returns, shape (N, …).
     """
 
     name: str
@@ -47,6 +48,7 @@ class Step(NamedTuple):
     given: tuple[Any, ...]
     options: dict[str, Any]
     log_det: Tensor
+    value: Tensor
 
 
 @check("log-determinant", "likely", at="probe")
@@ -60,13 +62,19 @@ def log_determinant(seen: Evidence) -> Lines:
     hooks = [part.register_forward_hook(partial(_keep, steps, name), with_kwargs=True) for name, part in own]
     wrong: list[Step] = []
     unused: list[Step] = []
+    shares: list[tuple[str, float]] = []  # of what the density of the last values should count
+
+    def look(loss: Any) -> None:
+        wrong.extend(_wrong_steps(steps, loss, sign_of(seen), unused))
+        shares.extend(_share_of_base(steps, loss))
+
     try:
         probe.run(
             "training_step",
             probe.batches["training_step"],
             training=True,
             record=False,
-            then=lambda loss: wrong.extend(_wrong_steps(steps, loss, sign_of(seen), unused)),
+            then=look,
         )
     finally:
         for hook in hooks:
@@ -85,6 +93,14 @@ def log_determinant(seen: Evidence) -> Lines:
             "factors of all values of a sample",
             subject=type(step.layer).__name__,
         )
+    if shares and not wrong:
+        name, share = shares[0]
+        yield Line(
+            f"beside the log-determinants of {name}, the log-density of its last values counts {share:.3g} of what it "
+            "should, as a mean over dimensions does, and not a sum; add up the log-densities of all values of a sample",
+            subject="base",
+        )
+        return
     for step in wrong[:1]:
         yield Line(
             f"what {step.name} returns as the logarithm of a determinant enters the loss with the wrong sign, so the "
@@ -104,7 +120,7 @@ def _keep(
     found = _values(output)
     is_pair = len(found) == 2 and found[0].shape == first.shape and found[1].requires_grad
     if is_small and is_pair and found[1].shape in ((len(first),), (len(first), 1)):
-        steps.append(Step(name, layer, given, options, found[1]))
+        steps.append(Step(name, layer, given, options, found[1], found[0]))
 
 
 def _values(output: tuple[Any, ...]) -> list[Tensor]:
@@ -124,6 +140,27 @@ def _wrong_steps(steps: list[Step], loss: Any, sign: float, unused: list[Step] |
         if len(signs) == 1 and signs.pop() * _sign_of_determinant(step) > 0:
             found.append(step)
     return found
+
+
+def _share_of_base(steps: list[Step], loss: Any) -> Iterator[tuple[str, float]]:
+    """What the squares of the last values count, less than half of a log-determinant, if they count alike; or nothing.
+
+    The loss of a normal density with a log-determinant is ``x ** 2 / 2 - log_det`` of each sample, whose derivatives
+    are ``x`` and -1.
+    """
+    if not steps or not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
+        return
+    last = steps[-1]
+    by_value, by_log_det = torch.autograd.grad(loss, [last.value, last.log_det], allow_unused=True, retain_graph=True)
+    if by_value is None or by_log_det is None or not bool((by_log_det != 0).all()):
+        return
+    ratio = -by_value / by_log_det.reshape(-1, *[1] * (by_value.ndim - 1)) / last.value.detach()
+    share = float(ratio.median())
+    known = last.value.detach().abs() > SHIFT
+    sizes = [float(size) for size in (last.value[0].numel(), *last.value.shape[1:]) if size > 1]
+    is_alike = bool(known.any()) and float((ratio - share)[known].abs().max()) < EXACT * abs(share)
+    if is_alike and any(abs(share * size - 1) < EXACT for size in sizes):
+        yield last.name.rpartition(".")[0] or last.name, share
 
 
 def _sign_of_determinant(step: Step) -> float:

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.epochs import replay
 from boltcutter.diagnosis.evidence import Evidence, is_metric
+from boltcutter.diagnosis.source import is_function, own_classes
 
 EXACT = 1e-4  # relative difference of two values
 APART = 0.02  # of the value that it should be
@@ -91,6 +92,24 @@ def other_average(seen: Evidence) -> Lines:
                 f"top_k={k[0]}",
                 subject=type(metric).__name__,
             )
+
+
+@check("other-number", "likely", at="probe")
+def other_unit(seen: Evidence) -> Lines:
+    """A number of validation is named as one in a unit into which a method converts, which no other code calls."""
+    names = seen.probe.base("validation_step").logged if seen.probe and "validation_step" in seen.probe.batches else {}
+    for cls in own_classes(type(seen.module)):
+        own = {name: f for name, f in vars(cls).items() if is_function(f)}
+        used = {n for name, f in own.items() if not name.startswith("predict") for n in f.__code__.co_names}
+        for method in (m for m in own if m.startswith("to_") and m not in used):
+            unit = method.removeprefix("to_")
+            found = [n for n in names if re.search(rf"(^|[/_.]){re.escape(unit)}($|[/_.])", n)]
+            if found:
+                yield Line(
+                    f"{found[0]} is named as one in {unit}, but only predictions call {method}(), which converts to "
+                    "it; convert predictions and targets before",
+                    subject=found[0],
+                )
 
 
 @check("logged-otherwise", "likely", at="probe")

@@ -9,7 +9,7 @@ import math
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -69,6 +69,7 @@ ORDERED = {
     "step": "step",
 }
 # Hooks of automatic optimization in which no gradient is that of the step that follows.
+WITHIN = re.compile("on_train_batch|on_train_epoch_start|on_before|on_after_backward|on_train_start")
 BESIDE = frozenset(("training_step", "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"))
 SIMPLE = (ast.Assign, ast.AugAssign, ast.Return, ast.Expr)
 HOOKS = re.compile(r"(on_|train(ing)?_|valid(ation)?_|val_|test_|predict_|configure_|optimizer_|lr_scheduler_)")
@@ -167,6 +168,22 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
         is_tensor = not isinstance(value.func.value, ast.Constant) and not _is_other_object(receiver, owner)
         is_dropped = name in PURE and is_tensor
     return "returns a new tensor, which is dropped; assign it" if is_dropped else ""
+
+
+@check("eval-in-training", "likely", at="probe")
+def eval_in_callback(seen: Evidence) -> Lines:
+    """A hook of a callback within training calls ``pl_module.eval()``, and no method of it calls ``train()``."""
+    for cls in callback_classes(seen.trainer):
+        trees = [(f, tree) for f in vars(cls).values() if is_function(f) and (tree := tree_of(f)) is not None]
+        text = "\n".join(ast.unparse(tree) for _, tree in trees)
+        for function, tree in trees:
+            name = function.__name__
+            call = re.search(r"\b(pl_module|trainer\.(lightning_module|model))\.eval\(\)", ast.unparse(tree))
+            if WITHIN.match(name) and call and not re.search(r"\.train\(|\.training\b|\bmodes?\b", text):
+                yield (
+                    f"{cls.__name__}.{name} puts the module in evaluation mode, and nothing puts it back, so what "
+                    "follows is trained without dropout and batch statistics; call pl_module.train() behind it"
+                )
 
 
 @check("divided-twice", "likely", at="probe")
@@ -487,18 +504,41 @@ def loaded_parts(module: nn.Module) -> set[str]:
                 for node in ast.walk(tree)
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             }:  # of another part, as of a copy that is averaged
-                found |= _loaded_in(tree)
+                found |= _loaded_in(tree, _given(cls, tree) if method == "__init__" else ())
     return found
 
 
-def _loaded_in(tree: ast.FunctionDef) -> set[str]:
+def _given(cls: type, tree: ast.FunctionDef) -> list[ast.stmt]:
+    """What a constructor does if an argument is not None, where all calls of its class in the file give it."""
+    functions = [f for f in vars(sys.modules[cls.__module__]).values() if isinstance(f, types.FunctionType)]
+    trees = [inner for f in functions if f.__module__ == cls.__module__ and (inner := tree_of(f)) is not None]
+    nodes = [node for inner in trees for node in ast.walk(inner)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == cls.__name__]
+    names = [a.arg for a in tree.args.args[1:]]
+    found: list[ast.stmt] = []
+    for statement in (s for s in tree.body if isinstance(s, ast.If)):
+        name = ast.unparse(statement.test).removesuffix(" is not None")
+        values = [_argument(call, name, names) for call in calls if name in names]
+        if values and all(v is not None and not isinstance(v, ast.Constant) for v in values):
+            found += statement.body
+    return found
+
+
+def _argument(call: ast.Call, name: str, names: list[str]) -> ast.expr | None:
+    """What a call gives to a parameter; None if it gives nothing."""
+    place = names.index(name)
+    named = next((k.value for k in call.keywords if k.arg == name), None)
+    return call.args[place] if len(call.args) > place else named
+
+
+def _loaded_in(tree: ast.FunctionDef, inner: Sequence[ast.stmt] = ()) -> set[str]:
     named: dict[str, str] = {}  # attributes, by the local variable that they are
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
             for target in node.targets:
                 named[node.value.id] = _path(target) or ""
     found = set()
-    for statement in tree.body:
+    for statement in (*tree.body, *inner):
         value = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
         if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
             continue

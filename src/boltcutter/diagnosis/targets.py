@@ -415,13 +415,14 @@ def labels_of_library(seen: Evidence) -> Lines:
         for handle in handles:
             handle.remove()
     for name, tokens, labels in given:
-        if isinstance(tokens, Tensor) and isinstance(labels, Tensor) and tokens.shape == labels.shape:
-            if tokens.ndim == 2 and _is_ahead(labels, tokens, 1) and not _is_ahead(labels, tokens, 0):
-                yield (
-                    f"{name} gets labels that are its inputs shifted by one, and shifts them itself, so it learns the "
-                    "token after the next one; pass labels=input_ids"
-                )
-                return
+        if not isinstance(tokens, Tensor) or not isinstance(labels, Tensor) or tokens.shape != labels.shape:
+            continue
+        if tokens.ndim == 2 and _is_ahead(labels, tokens, 1) and not _is_ahead(labels, tokens, 0):
+            yield (
+                f"{name} gets labels that are its inputs shifted by one, and shifts them itself, so it learns the "
+                "token after the next one; pass labels=input_ids"
+            )
+            return
 
 
 def _is_ahead(targets: Tensor, tokens: Tensor, by: int) -> bool:

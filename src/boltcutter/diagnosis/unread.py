@@ -94,6 +94,35 @@ def unread_argument(seen: Evidence) -> Lines:
                     )
 
 
+@check("unread-attribute", "likely", at="probe")
+def set_by_callback(seen: Evidence) -> Lines:
+    """A callback sets an attribute of the module that only its constructor reads, and a part has one of that name."""
+    own = {cls: [f for f in vars(cls).values() if is_function(f)] for cls in own_classes(type(seen.module))}
+    reads = {
+        node.attr
+        for functions in own.values()
+        for f in functions if f.__name__ != "__init__" and (tree := tree_of(f)) is not None
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and ast.unparse(node.value) == "self"
+    }  # fmt: skip
+    for cls in callback_classes(seen.trainer):
+        trees = [(f, tree) for f in vars(cls).values() if is_function(f) and (tree := tree_of(f)) is not None]
+        text = "\n".join(ast.unparse(tree) for _, tree in trees)
+        for function, node in ((f, n) for f, tree in trees for n in ast.walk(tree) if isinstance(n, ast.Assign)):
+            if not isinstance(target := node.targets[0], ast.Attribute):
+                continue
+            owner, key = ast.unparse(target.value), target.attr
+            copies = [n for n, m in seen.module.named_modules() if n and key in vars(m) and own_classes(type(m))]
+            is_read = key in reads or re.search(rf"{re.escape(owner)}\.{key}\b(?! = )", text) or "." in owner
+            if owner in ("pl_module", "module", "model") and key in vars(seen.module) and copies and not is_read:
+                line = function.__code__.co_firstlineno + node.lineno - 1
+                yield Line(
+                    f"{cls.__name__}.{function.__name__} (line {line}) sets {key} of the module, which nothing reads "
+                    f"after its constructor: {copies[0]} has a copy of it from then; set {owner}.{copies[0]}.{key}",
+                    subject=key,
+                )
+
+
 @check("unread-attribute", "likely", at="trial")
 def unread_attribute(seen: Evidence) -> Lines:
     """A layer, a parameter or an optimizer is given an attribute or key that nothing reads, beside what torch reads."""
