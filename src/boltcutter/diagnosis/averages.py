@@ -291,7 +291,7 @@ def average_rarely(seen: Evidence) -> Lines:
     often = 1 / trainer.val_check_interval if isinstance(trainer.val_check_interval, float) else 1.0
     count = often * (trainer.max_epochs or 0) / (trainer.check_val_every_n_epoch or 1)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        own = [f for cls in own_classes(type(callback)) for f in vars(cls).values() if is_function(f)]
+        own = [f for cls in reversed(own_classes(type(callback))) for f in vars(cls).values() if is_function(f)]
         texts = {f.__name__: ast.unparse(tree) for f in own if (tree := tree_of(f)) is not None}
         for name, text in texts.items():
             decay = getattr(callback, found[1], None) if (found := MOVES.search(text)) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric
-from boltcutter.diagnosis.source import is_own_file
+from boltcutter.diagnosis.source import own_names
 from boltcutter.structure import targets_of
 
 # Metrics that rank scores, or rate probabilities; of labels, they are those of a single threshold.
@@ -85,7 +85,7 @@ class MetricCalls:
     def _replace_functions(self, library: Any, is_target_first: bool) -> None:
         chosen = {n: f for n, f in vars(library).items() if RANKING.search(n) or ASYMMETRIC.search(n)}
         by_identity = {id(f): n for n, f in chosen.items() if callable(f) and not isinstance(f, type)}
-        for names in (vars(library), *_own_names()):
+        for names in (vars(library), *own_names()):
             for name, value in [*names.items()]:
                 if id(value) in by_identity:
                     self._replace(names, name, by_identity[id(value)], is_target_first)
@@ -123,13 +123,6 @@ class OutputHook:
 
     def __reduce__(self) -> Any:
         return OutputHook, ()
-
-
-def _own_names() -> Iterator[dict[str, Any]]:
-    """The names of the user's own files."""
-    for module in [*sys.modules.values()]:
-        if is_own_file(getattr(module, "__file__", None)):
-            yield vars(module)
 
 
 def _values(value: Any) -> Tensor | None:

@@ -226,6 +226,7 @@ def scaled_with_future(seen: Evidence) -> Lines:
         is_centered = abs(past.total + future.total) < EXACT * size
         is_range = abs(min(past.low, future.low)) < EXACT and abs(max(past.high, future.high) - 1) < EXACT
         is_other = past.source is not future.source and (is_centered or is_range)
+        is_other = is_other and bool((future.values != future.values[:1]).any())
         how = _how_scaled(past.values, future.values) if is_other and not _are_drawn(past, future, known) else ""
         if how:
             yield (

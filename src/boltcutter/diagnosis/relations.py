@@ -324,6 +324,8 @@ def visible_targets(seen: Evidence) -> Lines:
         known = call.target != call.options["ignore_index"]
         for t in (t for n, t in base.tensors if n.startswith("the input of ") and t.numel() == len(known) >= MANY):
             same = t.flatten() == call.target
+            if bool(same.all()):
+                continue  # the targets themselves, as a layer of the loss gets them
             is_masked = not t.is_floating_point() and bool(same[known].all()) and FEW < float(known.float().mean()) < 1
             clean = [
                 p.flatten() for p in tensors_of(probe.batches[kind]) if p.numel() == len(known) and p.dtype == t.dtype

@@ -16,7 +16,7 @@ from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.probe import Probe, Trace, is_close, take, tolerance
-from boltcutter.diagnosis.source import codes_of, own_classes
+from boltcutter.diagnosis.source import codes_of, own_classes, says
 from boltcutter.structure import map_tensors, take_rows
 
 PADS = re.compile(r"(PAD|pad|PADDING|padding)(_?(ID|IDX|INDEX|TOKEN|id|idx|index|token))*$")
@@ -26,6 +26,7 @@ FEWEST = 4  # samples of a batch
 MOST_COLUMNS = 4  # by which a loss may sort samples
 SAME = 1e-3  # relative difference of losses
 DRAWN = re.compile(r"(^|[._])(eps|epsilon|noise)(_|$)")  # a buffer that is drawn anew by each pass
+MIXES = re.compile(r"mix(up|ture|er)|cutmix", re.IGNORECASE)
 SEEDS = frozenset(("manual_seed", "set_rng_state", "fork_rng", "isolate_rng", "default_rng", "RandomState"))
 SEQUENTIAL = (nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -70,6 +71,8 @@ def is_comparable(probe: Probe, kind: str) -> bool:
     count, tensors = probe.size(kind), tensors_of(probe.batches[kind])
     if any(t.shape == (count, count) or numbers_rows(t, count) for t in tensors[1:]):
         return False  # relations between the rows, as of the nodes of a graph
+    if kind == "training_step" and says(probe.module, MIXES):
+        return False  # each is mixed with another one on purpose
     return same and not base.is_packed and not (kind == "validation_step" and base.with_grad)
 
 
@@ -144,7 +147,7 @@ def has_rows(probe: Probe, base: Trace, place: int, count: int) -> bool:
     if not others:
         return True
     other = others[min(number, len(others) - 1)]
-    return any(t.shape[d] != other.shape[d] for d in rows)
+    return sum(t.shape[d] != other.shape[d] for d in rows) == 1  # else of pairs of samples
 
 
 def are_parts(probe: Probe, t: Tensor, count: int) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
+from boltcutter.diagnosis.arguments import PADDED
 from boltcutter.diagnosis.baselines import baselines
 from boltcutter.diagnosis.calls import CLASSES, is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check
@@ -218,6 +219,10 @@ def mask_findings(seen: Evidence) -> Iterator[tuple[bool, str | Line]]:
         if depends_on_padding(probe, kind) is False:  # the module knows what is padding by its number
             return
         is_sequential = has_attention(probe.module) or any(isinstance(m, CELLS) for m in probe.module.modules())
+        # Of a mask that is read, convolutions still reach one place beyond the end.
+        is_convolved = any(isinstance(m, nn.Conv1d) and max(m.kernel_size) > 1 for m in probe.module.modules())
+        is_read = not any(PADDED.search(name) for name in probe.base("training_step").unread)
+        is_sequential = is_sequential and not (is_convolved and is_read)
         is_sequential |= any(LENGTHS.search(name) for name in probe.base("training_step").unread)
         yield (
             False,

@@ -86,6 +86,13 @@ def is_of_package(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("boltcutter.") and all(map(is_installed, parts))
 
 
+def own_names() -> Iterator[dict[str, Any]]:
+    """The names of the user's own files."""
+    for module in [*sys.modules.values()]:
+        if is_own_file(getattr(module, "__file__", None)):
+            yield vars(module)
+
+
 def namespaces_of(module: nn.Module) -> list[dict[str, Any]]:
     """The global names of the files in which the user's classes of a module and its parts are."""
     files = {cls.__module__ for part in module.modules() for cls in own_classes(type(part))}

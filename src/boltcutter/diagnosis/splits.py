@@ -43,6 +43,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t.rot90(3, (-2, -1)),
 )
 LEFT = 0.01  # share of a split
+LABELS = re.compile(r"label|target|(^|\.)y$|class", re.IGNORECASE)
 AUGMENTED = re.compile(r"augment|transform|jitter|flip|crop|noise|rotate|perturb", re.IGNORECASE)
 BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
 MANY_DRAWS = 1000
@@ -631,6 +632,8 @@ def constant_target(seen: Evidence) -> Lines:
     if table is None or seen.probe is None or "training_step" not in seen.probe.batches or len(table[1]) < 100:
         return
     y = table[1]
+    if any(LABELS.search(name) for name in seen.probe.base("training_step").unread):
+        return
     calls = seen.probe.base("training_step").calls
     is_used = any(
         c.target.numel() == len(c.prediction)

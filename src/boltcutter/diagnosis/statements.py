@@ -20,7 +20,16 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import WITH_WEIGHTS, Evidence
 from boltcutter.diagnosis.graph import LOSSES, nodes_behind
-from boltcutter.diagnosis.source import callback_classes, codes, codes_of, is_function, members, own_classes, tree_of
+from boltcutter.diagnosis.source import (
+    callback_classes,
+    codes,
+    codes_of,
+    is_function,
+    members,
+    own_classes,
+    own_names,
+    tree_of,
+)
 from boltcutter.structure import flatten
 
 LARGE = 128  # values, whose spread is known to a few percent
@@ -509,11 +518,12 @@ def loaded_parts(module: nn.Module) -> set[str]:
 
 
 def _given(cls: type, tree: ast.FunctionDef) -> list[ast.stmt]:
-    """What a constructor does if an argument is not None, where all calls of its class in the file give it."""
-    functions = [f for f in vars(sys.modules[cls.__module__]).values() if isinstance(f, types.FunctionType)]
-    trees = [inner for f in functions if f.__module__ == cls.__module__ and (inner := tree_of(f)) is not None]
+    """What a constructor does if an argument is not None, where all calls of its class in the user's files give it."""
+    functions = [f for names in own_names() for f in [*names.values()] if isinstance(f, types.FunctionType)]
+    own = [f for f in functions if cls.__name__ in f.__code__.co_names or cls.__name__ in f.__globals__]
+    trees = [inner for f in dict.fromkeys(own) if (inner := tree_of(f)) is not None]
     nodes = [node for inner in trees for node in ast.walk(inner)]
-    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == cls.__name__]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and called_name(node) == cls.__name__]
     names = [a.arg for a in tree.args.args[1:]]
     found: list[ast.stmt] = []
     for statement in (s for s in tree.body if isinstance(s, ast.If)):

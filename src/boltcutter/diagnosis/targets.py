@@ -72,7 +72,8 @@ def misaligned(seen: Evidence) -> Lines:
                 if (pair := changes(a, b)) is not None:
                     each.append(pair)
         for call, pairs in zip(base.calls, found, strict=True):
-            if not pairs:
+            others = [c for c in base.calls if is_equal(c.prediction, call.prediction)]
+            if not pairs or any(not is_equal(c.target, call.target) for c in others):  # labels of mixed samples
                 continue
             in_p, in_t = (torch.stack(part).any(0) for part in zip(*pairs, strict=True))
             only_t, only_p = int((in_t & ~in_p).sum()), int((in_p & ~in_t).sum())
