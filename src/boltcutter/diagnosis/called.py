@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.calls import is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, is_metric
-from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.graph import MOVES, REGRESSIONS, name_of
 from boltcutter.diagnosis.probe import Trace, is_close, kept, seeded, without_effects
 from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.signs import sign_of
@@ -38,6 +38,8 @@ DISCOUNT = re.compile(r"gamma|discount")
 SHOWS = frozenset(("print", "plot", "show", "savefig", "imshow", "log", "info", "open", "log_dict"))
 MOST_CALLS = 16
 BETTER = 0.02  # by which a perfect prediction has a higher score
+EXACT = 1e-3
+LINEAR = ("Convolution", "Addmm", "Mm", "Bmm")  # operations of a last layer
 HIGH = 0.8  # an overlap of perfect predictions
 FEWEST = 4  # rewards
 SURE = 20.0  # a logit
@@ -150,6 +152,46 @@ def score_minimized(seen: Evidence) -> Lines:
                 return
 
 
+@check("overlap-of-logits", "likely", at="probe")
+def overlap_of_logits(seen: Evidence) -> Lines:
+    """A Dice or IoU, which is perfect if targets of 0 and 1 are the predictions, gets what a linear layer returns."""
+    probe = seen.probe
+    if probe is None or "training_step" not in probe.batches or not _has_names(seen.module, SCORES):
+        return
+    with recorded(seen.module, SCORES) as calls:
+        probe.run("training_step", probe.batches["training_step"], training=True, record=False)
+    for call in calls:
+        pair = call.args[:2]
+        if len(pair) < 2 or not all(isinstance(t, Tensor) and t.is_floating_point() for t in pair):
+            continue
+        p, t = (pair[0], pair[1]) if pair[0].requires_grad else (pair[1], pair[0])
+        is_binary = p.shape == t.shape and bool(((t == 0) | (t == 1)).all()) and bool((t == 1).any())
+        is_outside = float(p.min()) < 0 or float(p.max()) > 1 or _is_linear(p)
+        if not is_binary or not p.requires_grad or not is_outside:
+            continue
+        with suppress(Exception), torch.no_grad(), seeded(0), restored(seen):  # of one that takes no other values
+            both = (t, (2 * t - 1) * SURE)
+            each = [(v, *pair[1:]) if p is pair[0] else (pair[0], v) for v in both]
+            exact, sure = (call.function(*a, *call.args[2:], **call.kwargs).float().mean() for a in each)
+            is_perfect = min(abs(float(exact)), abs(1 - float(exact))) < EXACT
+            if is_perfect and abs(float(exact - sure)) > 0.5:
+                yield Line(
+                    f"{call.name} is {float(exact):.3g} for predictions that are the targets, 0 and 1, but gets what a "
+                    f"layer returns, now {float(p.min()):.3g} to {float(p.max()):.3g}, without bounds; apply sigmoid "
+                    "first",
+                    subject=call.name,
+                )
+                return
+
+
+def _is_linear(t: Tensor) -> bool:
+    """Whether a linear layer or a convolution has computed values, which later were only moved."""
+    node = t.grad_fn
+    while node is not None and node.name() in MOVES:
+        node = node.next_functions[0][0]
+    return name_of(node) in LINEAR
+
+
 @check("box-formats", "likely", at="probe")
 def box_formats(seen: Evidence) -> Lines:
     """An overlap gets predicted boxes as centers and sizes, and true ones as corners, or the reverse."""
@@ -205,7 +247,8 @@ def _rates_perfect_higher(call: Call) -> bool:
     if float(p.min()) < 0 or float(p.max()) > 1:  # logits
         perfect = (2 * perfect - 1) * SURE
     own, best = (call.function(each, *call.args[1:], **call.kwargs) for each in (p.detach(), perfect))
-    is_highest = "psnr" in call.name.lower() or float(best.float().mean()) > HIGH  # else it is a loss
+    top = float(best.float().mean())
+    is_highest = "psnr" in call.name.lower() or HIGH < top < 1 + EXACT or 100 * HIGH < top < 100 + EXACT  # no loss
     return is_highest and float(best.float().mean() - own.float().mean()) > BETTER
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from contextlib import suppress
@@ -18,7 +19,7 @@ from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.losses import joins_later
 from boltcutter.diagnosis.optimizers import missing
 from boltcutter.diagnosis.schedules import MAX_CALLS, rates_of, schedules
-from boltcutter.diagnosis.source import depends_on_time
+from boltcutter.diagnosis.source import depends_on_time, is_function, tree_of
 from boltcutter.diagnosis.statements import fan_of, is_initial
 from boltcutter.internals import foreach_norm
 
@@ -224,6 +225,24 @@ def one_batch(seen: Evidence) -> Lines:
         if is_one and any(type(other) is float for other in limits.values()):
             key = "limit_val_batches" if name == "validation" else "limit_train_batches"
             yield f"{key}=1 is one batch of {count} in each epoch; all of them are 1.0, a fraction"
+
+
+@check("loader-of-first-epoch", "likely", at="probe")
+def loader_of_first_epoch(seen: Evidence) -> Lines:
+    """train_dataloader reads the current epoch, but is called once, as reload_dataloaders_every_n_epochs is 0."""
+    trainer = seen.trainer
+    owners = [trainer.datamodule, seen.module]  # type: ignore[attr-defined]
+    if trainer.reload_dataloaders_every_n_epochs or (trainer.max_epochs or 2) < 2:  # type: ignore[attr-defined]
+        return
+    for owner in (each for each in owners if each is not None):
+        function = getattr(type(owner), "train_dataloader", None)
+        tree = tree_of(function) if is_function(function) else None
+        if tree is not None and re.search(r"\bcurrent_epoch\b", ast.unparse(tree)):
+            yield (
+                f"{type(owner).__name__}.train_dataloader reads the current epoch, but Lightning calls it once, so it "
+                "is that of the first epoch; set reload_dataloaders_every_n_epochs=1"
+            )
+            return
 
 
 @check("never-validated", "likely", at="probe")

@@ -67,7 +67,7 @@ WHOLE = re.compile(r"hparams(?!\.|\[\"|\['|\w)|locals\(|vars\(|__dict__|getattr\
 EVALUATES = re.compile(
     r"valid|val_|test|predict|eval|sample|generate|save|export|forward|checkpoint|swap|store|restore"
 )
-THAWS = re.compile(r"^on_(train|fit|validation|before|after)|unfreeze|thaw")
+THAWS = re.compile(r"^on_(train|fit|validation|before|after)|unfreeze|thaw|^finetune_function$")
 NAMED = re.compile(r"(^|_)(ema|averaged?|avg|shadow|polyak|swa)(_|$)")
 CONVERSIONS = ("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.Tensor", "float", "int", "nn.Parameter")
 BACKWARD = frozenset(("manual_backward", "backward", "mse_loss", "cross_entropy"))
@@ -530,6 +530,7 @@ def thawed_later(seen: Evidence) -> Lines:
         return
     for code in found:
         thaws = {"requires_grad_", "requires_grad", "unfreeze"} & {*code.co_names} and True in code.co_consts
+        thaws = thaws or "make_trainable" in code.co_names  # of Lightning's BaseFinetuning
         names = {part for n in frozen for part in n.split(".")} & {*code.co_names}
         others = {n for n, part in seen.module.named_children() if any(id(p) in seen.owned for p in part.parameters())}
         if thaws and names and not others & {*code.co_names} and THAWS.search(code.co_name):
