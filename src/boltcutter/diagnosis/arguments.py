@@ -49,6 +49,7 @@ PADDED = re.compile(r"mask|len(gth)?s?($|_)", re.IGNORECASE)
 LABELS = re.compile(r"y[0-9]?|labels?|targets?|class(es)?|cls|ind(ex|ices)|idx|ids?|_.*", re.IGNORECASE)
 OF_ONE = re.compile(r"last|latest|recent|first|sample|example|picture|image|probe|reference", re.IGNORECASE)
 OF_TRAINING = re.compile(r"train_?(mask|idx|ids|index|indices|nodes|edges|edge_index|labels?)")
+BATCHES = frozenset(("batch", "data", "sample", "graph"))
 TRANSFORMS = re.compile(r"transform|augment|^train(ing)?$|^mode$")
 EACH_EPOCH = re.compile(r"(^|\.)on_train_epoch_(start|end)$|(^|\.)on_validation_epoch_(start|end)$")
 SQUARED = re.compile(r"\*\* ?2|\.pow\(2|square|var|sqrt|exp\(")
@@ -223,6 +224,8 @@ def exchanged_statistics(seen: Evidence) -> Lines:
 @check("other-key", "likely", at="probe")
 def other_key(seen: Evidence) -> Lines:
     """A call gets two dictionaries' values of different keys, where calls beside it have the same key of both."""
+    batches = [*seen.probe.batches.values()] if seen.probe is not None else []
+    known = {str(key) for batch in batches if callable(getattr(batch, "keys", None)) for key in batch.keys()}  # noqa: SIM118
     for code in code_of(seen):
         pairs: dict[tuple[str, str, str], list[tuple[ast.Call, str, str]]] = {}
         for call in (node for node in ast.walk(code.tree) if isinstance(node, ast.Call) and len(node.args) > 1):
@@ -236,7 +239,8 @@ def other_key(seen: Evidence) -> Lines:
             if first == second or len(crossed) != 1 or not twins or len(found) > len(twins) + 1:
                 continue
             call, a, b = crossed[0]
-            if b in twins and a not in twins:
+            is_there = second not in BATCHES or a in known
+            if b in twins and a not in twins and is_there:
                 line = code.line + call.lineno - 1
                 yield Line(
                     f"`{' '.join(ast.unparse(call).split())[:80]}` ({code.name}, line {line}) compares {a!r} with "
@@ -251,7 +255,6 @@ def other_split(seen: Evidence) -> Lines:
     probe = seen.probe
     batch: Any = probe.batches.get("validation_step") if probe is not None else None
     known = {*map(str, batch.keys())} if callable(getattr(batch, "keys", None)) else set()  # also of a graph
-    known |= {*vars(seen.module), *seen.module._buffers}
     for cls in own_classes(type(seen.module)):
         for name in ("validation_step", "test_step"):
             function = vars(cls).get(name)
@@ -523,8 +526,8 @@ def transform_of_both(seen: Evidence) -> Lines:
                 attribute = ast.unparse(node.targets[0]).rpartition(".")[2]
                 values.setdefault(attribute, {})[ast.unparse(holder.value)] = ast.unparse(node.value)
         for attribute, given in values.items():
-            if hasattr(shared[0], attribute) and len(given) == 1 and TRANSFORMS.search(attribute):
-                (one, value), *_ = given.items()
+            (one, value), *_ = given.items()
+            if hasattr(shared[0], attribute) and [*given.values()] == ["None"] and TRANSFORMS.search(attribute):
                 yield (
                     f"{code.name} sets {attribute} of {one}.dataset to {value[:40]}, but that is the dataset of both "
                     "splits, so both have it; give each split a dataset of its own"

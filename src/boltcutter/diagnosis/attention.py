@@ -38,6 +38,7 @@ class Attention:
         self.origins = WeakTensorKeyDictionary()  # of what linear layers computed: of which input
         self.inputs = WeakTensorKeyDictionary()  # numbers of inputs
         self.scores = WeakTensorKeyDictionary()  # products of queries and keys: dimensions of a head
+        self.weights = WeakTensorKeyDictionary()  # softmax of scores: these, and dimensions of a head
         self.masks: list[Tensor] = []  # (N, T): True where all attention of a sample leaves a place out
         self.found: list[str] = []
 
@@ -53,6 +54,11 @@ class Attention:
             self.origins[result] = self.inputs[first]
         elif name in VIEWS and first in self.origins:
             self.origins.update(dict.fromkeys(tensors_of(result), self.origins[first]))
+        elif name in (*PRODUCTS, "dropout") and first in self.weights:
+            if name == "dropout":
+                self.weights[result] = self.weights[first]
+            else:
+                self._rate(*self.weights[first])
         elif name in PRODUCTS and len(given) == 2 and result.ndim > 2 and all(t in self.origins for t in given):
             if self.origins[given[0]] == self.origins[given[1]]:
                 self.scores[result] = first.shape[-1]
@@ -61,7 +67,7 @@ class Attention:
         elif name == "softmax" and isinstance(result, Tensor):
             self._leave_out(result)
             if first in self.scores and self.scores[first] >= FEWEST and _is_called_by_user():
-                self._rate(first.detach(), self.scores[first])
+                self.weights[result] = (first.detach(), self.scores[first])
         elif name == "scaled_dot_product_attention":
             mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
             if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim > 1:

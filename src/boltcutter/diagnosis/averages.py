@@ -58,6 +58,7 @@ EACH_BATCH = ("training_step", "on_train_batch_end", "on_before_zero_grad")
 FEWEST_SHARES = 5  # steps
 FASTER, MUCH = 1.5, 0.2
 MOVES = re.compile(r"1(?:\.0)? - self\.(\w+)")  # what an average keeps of itself
+WEIGHTS = re.compile(r"state_dict|parameters\(|lerp|\.mul_|copy_")
 MUCH_LEFT = 0.5  # of the first weights
 EXACT = 0.01  # of how far an average has moved
 REPLACED = 0.02  # of what the original has moved, within which an average follows it at once
@@ -276,12 +277,18 @@ def equal_networks(seen: Evidence) -> Lines:
         other, twins = found.setdefault(shapes, (name, own))
         is_apart = other != name and not any(own[n] is twins[n] for n in own)
         is_moved = any(not torch.equal(seen.start[n], sampled(seen.parameters[n])) for n in matrices)
-        if is_apart and is_moved and all(torch.equal(own[n], twins[n]) for n in own):
+        if is_apart and is_moved and all(_is_same_parameter(own[n], twins[n]) for n in own):
             yield (
                 f"{other} and {name} began with equal weights, and are still equal after {seen.step} steps, so that "
                 "they are one network; initialize each by itself, and not by copy.deepcopy"
             )
             return
+
+
+def _is_same_parameter(one: nn.Parameter, other: nn.Parameter) -> bool:
+    """Whether two parameters are equal, and had the same gradient in the last step."""
+    has_both = one.grad is not None and other.grad is not None
+    return torch.equal(one, other) and (not has_both or torch.equal(one.grad, other.grad))  # type: ignore[arg-type]
 
 
 @check("average-rarely", "likely", at="probe")
@@ -294,7 +301,8 @@ def average_rarely(seen: Evidence) -> Lines:
         own = [f for cls in reversed(own_classes(type(callback))) for f in vars(cls).values() if is_function(f)]
         texts = {f.__name__: ast.unparse(tree) for f in own if (tree := tree_of(f)) is not None}
         for name, text in texts.items():
-            decay = getattr(callback, found[1], None) if (found := MOVES.search(text)) else None
+            found = MOVES.search(text) if WEIGHTS.search(text) else None
+            decay = getattr(callback, found[1], None) if found else None
             callers = [n for n, t in texts.items() if re.search(rf"self\.{name}\(", t)] or [name]
             is_slow = isinstance(decay, float) and 0 < decay < 1 and decay**count > MUCH_LEFT
             if is_slow and count and all(n.startswith(("on_validation", "on_sanity")) for n in callers):

@@ -36,7 +36,7 @@ OF_BATCHES = re.compile(r"max_epochs|num_training_batches|stepping_batches|(per|
 BATCHES, WARM = frozenset(("batch_idx", "batch_index")), re.compile("warm", re.IGNORECASE)
 CRITIC = re.compile(r"(^|_)(critic|disc|discriminator|d|net_?d|d_net)(_|[.]|$)", re.IGNORECASE)
 CRITIC_STEPS = re.compile(
-    r"_?(n|num|k)_?(critic|disc|discriminator|d)(_(steps|iters|iterations|updates))?|(critic|disc|discriminator|d)_"
+    r"_?(n|num|k)_?(critic|disc|discriminator)(_(steps|iters|iterations|updates))?|(critic|disc|discriminator|d)_"
     r"(steps|iters|iterations|updates)(_per_g\w*)?",
     re.IGNORECASE,
 )
@@ -342,14 +342,14 @@ def ramp_away(seen: Evidence) -> Lines:
             continue
         (begin, end), values = own[0], list[float]()
         with suppress(Exception), torch.no_grad():  # of the user's code
-            for epoch, step in ((0, 0), (epochs - 1, int(steps) - 1)):
-                with _at(seen.trainer, epoch, step), kept(seen.module):
+            for share in range(9):
+                with _at(seen.trainer, (epochs - 1) * share // 8, (int(steps) - 1) * share // 8), kept(seen.module):
                     values.append(float(function(seen.module)))
-        if len(values) == 2 and math.isclose(values[0], numbers[begin], rel_tol=SAME):
-            before, after = (abs(v - numbers[end]) for v in values)
-            if after > 1.05 * before > 0:
+        if len(values) == 9 and math.isclose(values[0], numbers[begin], rel_tol=SAME):
+            before, *others, after = (abs(v - numbers[end]) for v in values)
+            if after > 1.05 * before > 0 and min(others) >= before:
                 yield Line(
-                    f"{function.__qualname__} goes from {begin}, {values[0]:.3g}, to {values[1]:.3g} in the training, "
+                    f"{function.__qualname__} goes from {begin}, {values[0]:.3g}, to {values[-1]:.3g} in the training, "
                     f"away from {end}, {numbers[end]:.3g}; exchange the two in its formula",
                     subject=function.__qualname__,
                 )
@@ -371,7 +371,8 @@ def critic_steps(seen: Evidence) -> Lines:
     counts = {True: 0, False: 0}
     for optimizer in seen.optimizers if numbers else ():
         names = [seen.names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
-        counts[all(CRITIC.search(name) for name in names)] += seen.steps[id(optimizer)].count
+        is_critic = all(CRITIC.search(name) for name in names)
+        counts[is_critic] = max(counts[is_critic], seen.steps[id(optimizer)].count)
     if 0 < counts[True] < counts[False]:
         name, value = min(numbers.items())
         yield (

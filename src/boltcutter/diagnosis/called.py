@@ -32,7 +32,8 @@ SCORES = re.compile(rf"(^|_)({NAMES})(_|$)|(?<![a-z])(Dice|IoU|Iou|Jaccard|Tvers
 OVERLAPS = re.compile("iou(?!s)|overlap", re.IGNORECASE)
 REWARDS = re.compile(r"^(rews?|rewards?)(_|$)")
 RETURNS = re.compile(r"discount|returns?($|_)|reward_to_go|rewards_to_go|rtg|(^|_)gae($|_)", re.IGNORECASE)
-REVERSES = re.compile(r"revers|\[::-1\]|flip|, -1\):|insert\(0|appendleft|\[-|rms|running")
+REVERSES = re.compile(r"revers|\[::-1\]|flip|, -1\):|insert\(0|appendleft|\[-|rms|running|- 1 - \w|- \w+ - 1")
+GAINS = re.compile(r"(^|[^a-z])rew(ard)?s?([^a-z]|$)|(^|\W)r(\W|$)")
 DISCOUNTED = re.compile(r"gamma|discount|\b0?\.[5-9]")
 DISCOUNT = re.compile(r"gamma|discount")
 SHOWS = frozenset(("print", "plot", "show", "savefig", "imshow", "log", "info", "open", "log_dict"))
@@ -286,7 +287,9 @@ def _looped_returns(seen: Evidence) -> Lines:
             if not isinstance(node, ast.For) or not re.search(r"\brew(ard)?s?\b|_rew(ard)?s?\b", ast.unparse(node)):
                 continue
             totals = [part.targets[0] for part in node.body if isinstance(part, ast.Assign) and _adds_up(part)]
-            if totals and re.search(rf"append\({ast.unparse(totals[0])}\)|\] = {ast.unparse(totals[0])}\b", text):
+            kept = rf"append\({ast.unparse(totals[0])}\)|\] = {ast.unparse(totals[0])}\b" if totals else ""
+            is_named = any(RETURNS.search(word) for word in re.findall(r"\w+", text) if word != "return")
+            if kept and re.search(kept, text) and is_named:
                 line = place.line + node.lineno - 1
                 yield (
                     f"{place.name} (line {line}) adds up discounted rewards from the first one on, so that each return "
@@ -301,6 +304,8 @@ def _adds_up(assign: ast.Assign) -> bool:
     if terms and all(isinstance(term, ast.BinOp) for term in terms):
         return False  # a mean
     texts = [ast.unparse(term) for term in terms]
+    if not any(GAINS.search(text) for text in texts):
+        return False
     return sum(bool(re.search(rf"\b{re.escape(name)}\b", text) and DISCOUNTED.search(text)) for text in texts) == 1
 
 

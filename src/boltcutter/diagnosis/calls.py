@@ -165,7 +165,8 @@ class LossCalls(TorchFunctionMode):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             first = next((t for t in self.batch if t.ndim), None)
             is_of_batch = first is not None and len(args[0]) == len(first) != args[0].shape[1] > 1
-            if dim in (0, -2, (0,), [0]) and is_of_batch:
+            is_log = name_of(args[0].grad_fn) in ("LogSoftmax", "Sub")  # of shares, or of other sums
+            if dim in (0, -2, (0,), [0]) and is_of_batch and not is_log:
                 self._remark(
                     "softmax-of-batch",
                     f"logsumexp over dimension 0 of {tuple(args[0].shape)} adds up samples, and not components or "

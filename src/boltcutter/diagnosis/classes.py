@@ -103,7 +103,12 @@ def drawn_once(seen: Evidence) -> Lines:
     if not isinstance(sampler, WeightedRandomSampler) or sampler.replacement:
         return
     weights = sampler.weights
-    if sampler.num_samples == int((weights > 0).sum()) and len(torch.unique(weights[weights > 0])) > 1:
+    labels = labels_of(seen).get("train")
+    if labels is None or len(labels) != len(weights):
+        return
+    values = len(torch.unique(weights))
+    is_of_class = values <= len(torch.unique(labels))
+    if sampler.num_samples == int((weights > 0).sum()) and values > 1 and is_of_class:
         yield (
             f"WeightedRandomSampler draws {sampler.num_samples} of {len(weights)} samples without replacement, which "
             "is each once, so weights balance nothing; write replacement=True"

@@ -20,6 +20,8 @@ SOURCES = re.compile(r"(src|source|sources|sender|senders)(_?(idx|index|ids|node
 TARGETS = re.compile(r"(dst|dest|target|targets|tgt|receiver|receivers)(_?(idx|index|ids|nodes))?")
 EDGES = re.compile(r"edge", re.IGNORECASE)
 SUMS = frozenset(("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"))
+JOINED = re.compile(r"(?:cat|stack|concat|column_stack|hstack)\([\[(]([a-z](?:, [a-z])+)[\])]")
+MOST_EDGES = 200_000
 FLIPS = frozenset(("flip", "rot90", "roll", "hflip", "vflip", "fliplr", "flipud"))
 DISCOUNTS = re.compile(r"gamma|discount", re.IGNORECASE)
 BOOTSTRAPS = re.compile(r"next|boot|target|last|final", re.IGNORECASE)
@@ -50,25 +52,27 @@ def edges_reversed(seen: Evidence) -> Lines:
     batches = [*seen.probe.batches.values()] if seen.probe is not None else []
     graphs = [t for batch in batches if isinstance(t := getattr(batch, "edge_index", None), Tensor)]
     edges = [t for t in tensors_of([batches, graphs, *seen.module.buffers()]) if t.ndim == 2 and len(t) == 2]
-    edges = [t for t in edges if not t.is_floating_point() and t.dtype != torch.bool and t.shape[1] > 2]
+    edges = [t for t in edges if not t.is_floating_point() and t.dtype != torch.bool and 2 < t.shape[1] <= MOST_EDGES]
     if not edges or all(map(_is_undirected, edges)):
         return
+    is_reverse = any(getattr(part, "flow", "") == "target_to_source" for part in seen.module.modules())
     for code in code_of(seen):
-        unpacked, summed = [*_unpacked_in_reverse(code)], [*_summed_at_sources(code)]
-        if bool(unpacked) != bool(summed):
+        unpacked, summed = [*_unpacked_in_reverse(code)], [*_summed(code, SOURCES, TARGETS)]
+        is_both = bool(summed) and any(True for _ in _summed(code, TARGETS, SOURCES))  # messages in both directions
+        if bool(unpacked) != bool(summed) and not is_both:
             node = (unpacked or summed)[0]
             how = "unpacks the edges as targets and sources" if unpacked else "adds what targets have up at sources"
             yield Line(
                 f"{_said(code, node)} {how}, so messages go against the edges, whose first row are the sources; "
                 "exchange the two",
-                "note" if unpacked and not graphs else None,  # as those of PyTorch Geometric
+                "note" if unpacked and (not graphs or is_reverse) else None,  # as those of PyTorch Geometric
                 subject=code.name,
             )
 
 
 def _is_undirected(edges: Tensor) -> bool:
-    pairs = {*map(tuple, edges.T.tolist())}
-    return all((b, a) in pairs for a, b in pairs)
+    one, other = (edges[i].long() * (int(edges.max()) + 1) + edges[1 - i] for i in (0, 1))
+    return torch.equal(torch.unique(one), torch.unique(other))
 
 
 def _unpacked_in_reverse(code: Code) -> Iterator[ast.AST]:
@@ -80,12 +84,13 @@ def _unpacked_in_reverse(code: Code) -> Iterator[ast.AST]:
             yield node
 
 
-def _summed_at_sources(code: Code) -> Iterator[ast.AST]:
+def _summed(code: Code, at: re.Pattern[str], of: re.Pattern[str]) -> Iterator[ast.AST]:
+    """Sums at some ends of edges of what others have."""
     for call in (n for n in ast.walk(code.tree) if isinstance(n, ast.Call) and called_name(n) in SUMS):
         indices = [n.id for arg in call.args for n in _outside_of_indices(arg) if isinstance(n, ast.Name)]
         inner = [n.id for arg in call.args for s in ast.walk(arg) if isinstance(s, ast.Subscript) for n in
                  ast.walk(s.slice) if isinstance(n, ast.Name)]  # fmt: skip
-        if any(map(SOURCES.fullmatch, indices)) and any(map(TARGETS.fullmatch, inner)):
+        if any(map(at.fullmatch, indices)) and any(map(of.fullmatch, inner)):
             yield call
 
 
@@ -107,7 +112,7 @@ def other_coordinate(seen: Evidence) -> Lines:
             is_cut = re.search(r"unbind|split|chunk|\.T\b|\.t\(\)|\.mT\b", ast.unparse(node.value))
             if len(names) < 2 or not calls or len(calls[0].args) < 2 or not is_cut:
                 continue
-            by = ast.unparse(calls[0].args[1]).strip("[]")
+            by = _order(code, ast.unparse(calls[0].args[1]).strip("[]"))
             letters = [name[-1] for name in names if re.search(r"(^|_|d)[a-z]*[_d]?[xyzt]$", name)]
             if len(letters) == len(names) and sorted(by) == sorted(letters) and [*by] != letters:
                 yield Line(
@@ -115,6 +120,14 @@ def other_coordinate(seen: Evidence) -> Lines:
                     f"{', '.join(by)} in its columns; unpack them in that order",
                     subject=code.name,
                 )
+
+
+def _order(code: Code, name: str) -> str:
+    """The letters of coordinates in the order of the columns of what a name is: as it says, or is joined of."""
+    for node in (n for n in ast.walk(code.tree) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == name):
+        if found := JOINED.search(ast.unparse(node)):
+            return found[1].replace(", ", "")
+    return name
 
 
 @check("reshape-not-transpose", "likely", at="probe")
@@ -138,6 +151,10 @@ def reshape_by_names(seen: Evidence) -> Lines:
             owner, args = ast.unparse(call.func.value), call.args
             args = [*args[0].elts] if isinstance(args[0], ast.Tuple | ast.List) else args
             dims = [sizes.get(ast.unparse(a), ("", 0)) for a in args]
+            assigns = [n for n in ast.walk(code.tree) if isinstance(n, ast.Assign) and n.lineno <= call.lineno]
+            is_new = any(owner == ast.unparse(target) for n in assigns for target in n.targets)
+            if is_new or all(ast.unparse(a) == "1" for a in args[1:]):
+                continue  # it is another array by then, or a vector
             own = [dim for array, dim in dims if array == owner]
             is_permuted = len(own) == len(args) and own != sorted(own) and sorted(own) == [*range(len(own))]
             if len(args) > 2 and (is_permuted or (dims[0][0] == owner and dims[0][1] == -1)):
@@ -152,6 +169,8 @@ def reshape_by_names(seen: Evidence) -> Lines:
 def n_step(seen: Evidence) -> Lines:
     """A sum of several rewards is discounted by powers of gamma, but what follows them by gamma itself."""
     for code in code_of(seen):
+        texts = {ast.unparse(t): ast.unparse(n.value) for n in ast.walk(code.tree) if isinstance(n, ast.Assign)
+                 for t in n.targets}  # fmt: skip
         powers = [
             n for n in ast.walk(code.tree)
             if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Pow) and DISCOUNTS.search(ast.unparse(n.left))
@@ -161,7 +180,9 @@ def n_step(seen: Evidence) -> Lines:
             first = _first_factor(node.right)
             base = ast.unparse(powers[0].left) if powers else ""
             rest = ast.unparse(node.right).removeprefix(f"{base} *")
-            is_sum = "sum" in ast.unparse(node.left) and DISCOUNTS.search(rest) is None
+            left = ast.unparse(node.left)
+            left += " ".join(value for name, value in texts.items() if re.search(rf"\b{re.escape(name)}\b", left))
+            is_sum = "sum" in left and "**" in left and DISCOUNTS.search(rest) is None
             if powers and first is not node.right and ast.unparse(first) == base and is_sum and BOOTSTRAPS.search(rest):
                 yield Line(
                     f"{_said(code, node)} discounts several rewards by powers of {base}, and the value behind them by "
@@ -188,6 +209,8 @@ def flipped_apart(seen: Evidence) -> Lines:
                     if (turn := _turn(name, value)) is not None:
                         turned[name] = (turn, node)
             turns = {turn for turn, _ in turned.values()}
+            if re.search(r"permute\(|2, 0, 1|to_tensor|ToTensor", ast.unparse(code.tree)):
+                continue  # of pictures whose channels are last
             if len(turned) > 1 and len(turns) > 1:
                 yield Line(
                     f"{_said(code, next(iter(turned.values()))[1])} turns {' and '.join(turned)} along different "

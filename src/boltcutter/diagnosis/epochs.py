@@ -34,6 +34,7 @@ MOST = 48  # samples
 CLEAR = 0.02  # relative difference
 ROUNDING = 1e-4  # relative difference of two values
 CONVEX = re.compile(r"(^|[/_\-. ])(rmse|root_mean_squared?_error|ppl|perplexity)($|[/_\-. 0-9@])", re.IGNORECASE)
+LOSSES = re.compile(r"loss|nll|err|mse|mae|acc|f1|score", re.IGNORECASE)
 TOTAL = re.compile(r"sum|total|per_batch|count|num|cumul|running|energy|regret|return|cost", re.IGNORECASE)
 SUMMED = re.compile(r"loss|nll|elbo|kl|energy|sum|total|per_batch|count|num", re.IGNORECASE)
 HOOKS = re.compile(r"valid|epoch|save|export|write|report|log|best|plot")
@@ -80,7 +81,7 @@ def depends_on_batches(seen: Evidence) -> Lines:
                 subject=name,
             )
             return
-        if is_same(two, 2 * one) and three > 1.5 * one > 0 and not TOTAL.search(name) and not one.is_integer():
+        if is_same(two, 2 * one) and three > 1.5 * one > 0 and LOSSES.search(name) and not TOTAL.search(name):
             yield Line(
                 f"{name} of {count} validation samples is {one:.4g} in one batch, and {two:.4g} in two, as means of "
                 "batches are added up, and not divided by their number; divide by it, or weigh each by its samples",

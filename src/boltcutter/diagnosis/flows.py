@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
-from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.graph import REGRESSIONS, name_of, nodes_behind, saved
 from boltcutter.diagnosis.signs import sign_of
 from boltcutter.diagnosis.source import own_classes, says
 from boltcutter.structure import map_tensors, take_rows
@@ -24,7 +24,7 @@ SAMPLES = 4
 FEWEST = 8  # samples
 EXACT = 1e-3
 SUB_VP = re.compile(r"sub_?-?vp|sde|marginal_prob", re.IGNORECASE)  # in which 1 - a ** 2 is meant
-MANY = 24  # samples
+MANY, MANY_NODES = 24, 5000  # samples, and operations
 MOST_COLUMNS = 512
 MOST_MIXTURES = 16  # and layers
 UNRELATED = 0.4  # correlation, of at least as many
@@ -159,8 +159,14 @@ def _share_of_base(steps: list[Step], loss: Any) -> Iterator[tuple[str, float]]:
     known = last.value.detach().abs() > SHIFT
     sizes = [float(size) for size in (last.value[0].numel(), *last.value.shape[1:]) if size > 1]
     is_alike = bool(known.any()) and float((ratio - share)[known].abs().max()) < EXACT * abs(share)
-    if is_alike and any(abs(share * size - 1) < EXACT for size in sizes):
+    if is_alike and any(abs(share * size - 1) < EXACT for size in sizes) and _has_mean(loss.grad_fn, last.value.ndim):
         yield last.name.rpartition(".")[0] or last.name, share
+
+
+def _has_mean(node: Any, ndim: int) -> bool:
+    """Whether a graph takes a mean over dimensions of each sample, which leaves the samples."""
+    return any(name_of(n) == "Mean" and len(saved(n, "self_sym_sizes") or ()) == ndim and saved(n, "dim") for n in
+               islice(nodes_behind(node), MANY_NODES))  # fmt: skip
 
 
 def _sign_of_determinant(step: Step) -> float:

@@ -14,8 +14,8 @@ from boltcutter.diagnosis.evidence import Evidence
 
 PRODUCTS = frozenset(("mul", "__mul__", "__rmul__", "multiply"))
 SUMS = frozenset(("add", "__add__", "__radd__"))
-READS = frozenset(("one_hot", "embedding", "__getitem__", "index_select", "gather", "scatter_add", "index_add"))
-FEWEST = 16  # pairs
+READS = frozenset(("one_hot", "embedding", "scatter_add", "index_add", "scatter_add_", "index_add_"))
+FEWEST, MOST = 16, 65_536  # pairs
 
 
 class Indices:
@@ -44,9 +44,11 @@ class Indices:
 
     def _join(self, first: Tensor, factor: int, other: Tensor, result: Tensor) -> None:
         """Whether pairs of numbers have the same index, as the second ones are not all below the factor."""
-        pairs = torch.stack([first.flatten(), other.flatten()])
-        count, most = len(torch.unique(pairs, dim=1).T), int(other.max())
-        if int(other.min()) >= 0 and most >= factor and len(torch.unique(result)) < count:
+        most = int(other.max()) if other.numel() <= MOST else 0
+        if most < factor or int(other.min()) < 0:
+            return
+        count = len(torch.unique(torch.stack([first.flatten(), other.flatten()]), dim=1).T)
+        if len(torch.unique(result)) < count:
             self.joined[result] = (
                 f"an index is computed as a * {factor} + b, but b is up to {most}, so {count} pairs of a and b have "
                 f"{len(torch.unique(result))} indices, and others are mixed; multiply by the number of values of b"

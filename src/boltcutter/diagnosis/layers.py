@@ -313,10 +313,11 @@ def hidden_unused(seen: Evidence) -> Lines:
             subject="layer",
         )
     if found:
+        has_classes = seen.has_classes or seen.num_classes  # no forecast, which may need the last value only
         yield Line(
             f"{some(found)} gets no gradient: the state before is always 0, so the layer remembers nothing; pass its "
             "state on from time to time, and of two directions use the last state of each, not the last output",
-            "note" if all(n.endswith("_reverse") for n in found) and not seen.has_classes else None,  # of a forecast
+            "note" if all(n.endswith("_reverse") for n in found) and not has_classes else None,
         )
 
 

@@ -76,7 +76,7 @@ class Lengths:
             name in SAME_SHAPE and first in self.rows and result.shape == first.shape
         ):
             self.rows[result] = True
-        elif name == "cosine_similarity" and "dim" not in kwargs and len(args) < 3 and first in self.rows:
+        elif name == "cosine_similarity" and not kwargs and len(args) == 2 and all(t in self.rows for t in args):
             self.found.append(
                 f"features of a layer, {tuple(first.shape)}, are compared by a cosine over dimension 1, which torch "
                 "takes if none is given, and not over the features; write dim=-1"

@@ -564,7 +564,8 @@ def remember(seen: Evidence) -> None:
     """Keep which classes cross-entropy was trained on, and which operations have a derivative of 0."""
     if seen.graph is not None:
         seen.rounding |= FLAT & {name.partition("Backward")[0].lower() for name in seen.graph.counts}
-        seen.has_classes |= any("binary" in loss.kind or loss.num_classes for loss in seen.graph.losses)
+        kinds = [loss.kind for loss in seen.graph.losses]
+        seen.has_classes |= any("binary" in kind for kind in kinds) and not any(kind in REGRESSIONS for kind in kinds)
     for loss in losses(seen, "nll_loss"):
         if loss.num_classes and loss.num_classes > 1 and loss.target is not None:
             seen.num_classes = max(seen.num_classes, loss.num_classes)

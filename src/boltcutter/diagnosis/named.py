@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.epochs import replay
 from boltcutter.diagnosis.evidence import Evidence, is_metric
+from boltcutter.diagnosis.schedules import HIGHER, LOWER
 from boltcutter.diagnosis.source import is_function, own_classes
 
 EXACT = 1e-4  # relative difference of two values
@@ -25,9 +26,8 @@ ERRORS = {
 }
 NAMED = {"rmse": "a root of a mean squared error", "mae": "a mean absolute error", "mse": "a mean squared error"}
 AVERAGES = {
-    "macro": re.compile(r"macro|balanced|(^|_)uar($|_)", re.IGNORECASE),
-    "micro": re.compile(r"micro", re.IGNORECASE),
-    "weighted": re.compile(r"weighted", re.IGNORECASE),
+    "macro": re.compile(r"(^|_)(macro|uar)($|_)|balanced_?acc", re.IGNORECASE),
+    "micro": re.compile(r"(^|_)micro($|_)", re.IGNORECASE),
 }
 TOP = re.compile(r"(?<![a-z])(?:top[-_@]?|(?:acc|accuracy|recall|precision|hit|hits|hr|ndcg)@)([0-9]+)", re.IGNORECASE)
 OF_STEPS = re.compile(r"step|batch|iter", re.IGNORECASE)
@@ -51,7 +51,12 @@ def other_error(seen: Evidence) -> Lines:
     values = {n: float(v) for n, v in values.items() if not isinstance(v, Tensor) or v.numel() == 1}
     for name, value in {**replay(seen), **values}.items() if known else ():
         kinds = [kind for kind, pattern in ERRORS.items() if pattern.search(name)]
-        if len(kinds) != 1 or any(math.isclose(value, of[kinds[0]], rel_tol=APART) for of in known):
+        is_model = re.search(r"mae[/_\-. ]?loss", name, re.IGNORECASE)  # of a masked autoencoder
+        if (
+            len(kinds) != 1
+            or is_model
+            or any(math.isclose(value, of.get(kinds[0], value), rel_tol=APART) for of in known)
+        ):
             continue
         found = {k for of in known for k, v in of.items() if v and math.isclose(value, v, rel_tol=EXACT)}
         if len(found) == 1:
@@ -66,6 +71,8 @@ def _errors(a: Tensor, b: Tensor) -> dict[str, float]:
         return {}
     gap = (a - b).detach().double()
     squares = float(gap.square().mean())
+    if gap.shape[-1] == 1 and gap.ndim > 1:
+        return {"mse": squares}  # the root and the size of a single value are one
     return {"mse": squares, "rmse": math.sqrt(squares), "mae": float(gap.abs().mean())}
 
 
@@ -101,7 +108,8 @@ def other_unit(seen: Evidence) -> Lines:
     for cls in own_classes(type(seen.module)):
         own = {name: f for name, f in vars(cls).items() if is_function(f)}
         used = {n for name, f in own.items() if not name.startswith("predict") for n in f.__code__.co_names}
-        for method in (m for m in own if m.startswith("to_") and m not in used):
+        predicts = {n for name, f in own.items() if name.startswith("predict") for n in f.__code__.co_names}
+        for method in (m for m in own if m.startswith("to_") and m not in used and m in predicts):
             unit = method.removeprefix("to_")
             found = [n for n in names if re.search(rf"(^|[/_.]){re.escape(unit)}($|[/_.])", n)]
             if found:
@@ -119,7 +127,7 @@ def logged_otherwise(seen: Evidence) -> Lines:
     for name, options in trace.options.items() if trace is not None else ():
         reduction = options.get("reduce_fx", "mean")
         kind = getattr(reduction, "__name__", str(reduction)).lower()
-        is_metric_object = is_metric(trace.logged[name])  # type: ignore[union-attr]
+        is_metric_object = is_metric(trace.logged[name]) or bool(HIGHER.search(name)) == bool(LOWER.search(name))  # type: ignore[union-attr]
         if options.get("on_epoch") is False and not is_metric_object and not OF_STEPS.search(name):
             yield Line(
                 f"{name} is logged with on_epoch=False, so what a callback or schedule monitors is that of the last "
@@ -145,6 +153,7 @@ def same_name(seen: Evidence) -> Lines:
     monitors = {str(getattr(c, "monitor", None)) for c in seen.trainer.callbacks}  # type: ignore[attr-defined]
     monitors |= {str(config.monitor) for config in seen.trainer.lr_scheduler_configs if config.monitor}
     of_epoch = [n for n in both if train.options[n].get("on_epoch") and held.options[n].get("on_epoch") is not False]
+    of_epoch = [n for n in of_epoch if isinstance(held.logged[n], Tensor) or is_metric(held.logged[n])]  # no settings
     monitored = sorted(monitors & {*of_epoch})
     for name in of_epoch[:1]:
         follows = f", and what monitors {monitored[0]} follows that of training" if monitored else ""

@@ -146,7 +146,8 @@ def decay_of_biases(seen: Evidence) -> Lines:
         )
         names = [seen.names[id(p)] for p in decayed if id(p) in seen.names]
         is_reversed = all(p.ndim < 2 for p in decayed) and all(p.ndim > 1 for p in others)
-        if len(decayed) > 1 and len(others) > 1 and is_reversed and not seen.sharded:
+        is_bias = any(name.endswith("bias") for name in names)
+        if len(decayed) > 1 and len(others) > 1 and is_reversed and is_bias and not seen.sharded:
             yield (
                 f"weight_decay of {type(optimizer).__name__} is that of {some(names)}, and that of all matrices is 0; "
                 "exchange the two groups"

@@ -222,9 +222,20 @@ def one_batch(seen: Evidence) -> Lines:
         with suppress(TypeError):  # of a stream
             count = len(splits.loaders[name]) if splits and name in splits.loaders else 0
         is_one = type(limit) is int and limit == 1 and count >= FEWEST_BATCHES
-        if is_one and any(type(other) is float for other in limits.values()):
+        is_costly = name == "validation" and seen.probe is not None and _draws(seen)  # as samples of a diffusion model
+        if is_one and any(type(other) is float for other in limits.values()) and not is_costly:
             key = "limit_val_batches" if name == "validation" else "limit_train_batches"
             yield f"{key}=1 is one batch of {count} in each epoch; all of them are 1.0, a fraction"
+
+
+def _draws(seen: Evidence) -> bool:
+    """Whether validation draws random numbers."""
+    kind, probe = "validation_step", seen.probe
+    if probe is None or kind not in probe.batches:
+        return False
+    ends = [probe.base(kind, training=False).random, probe.repeated(kind, seed=1).random]
+    starts = torch.Generator().manual_seed(0).get_state()
+    return ends[0] is not None and not torch.equal(ends[0], starts)
 
 
 @check("loader-of-first-epoch", "likely", at="probe")

@@ -44,7 +44,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 LEFT = 0.01  # share of a split
 LABELS = re.compile(r"label|target|(^|\.)y$|class", re.IGNORECASE)
-AUGMENTED = re.compile(r"augment|transform|jitter|flip|crop|noise|rotate|perturb", re.IGNORECASE)
+AUGMENTED = re.compile(r"augment|transform|jitter|flip|crop|rotate|perturb", re.IGNORECASE)
 BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
 MANY_DRAWS = 1000
 FEWEST_OF_CLASS = 8  # samples
@@ -313,7 +313,8 @@ def cached_augmentation(seen: Evidence) -> Lines:
     dataset = seen.splits.dataset("train") if seen.splits else None
     whole = dataset.dataset if isinstance(dataset, Subset) else dataset
     count = len(dataset) if isinstance(dataset, Sized) and hasattr(type(dataset), "__getitem__") else 0
-    if count < 2 * DRAWS or not any(AUGMENTED.search(name) for name in _names_of(type(whole))):
+    names = _names_of(type(whole))
+    if count < 2 * DRAWS or not any(map(AUGMENTED.search, names)) or SEEDS & names:
         return
     found = list[tuple[bool, bool]]()
     with suppress(Exception), seeded(0):

@@ -188,7 +188,8 @@ def eval_in_callback(seen: Evidence) -> Lines:
         for function, tree in trees:
             name = function.__name__
             call = re.search(r"\b(pl_module|trainer\.(lightning_module|model))\.eval\(\)", ast.unparse(tree))
-            if WITHIN.match(name) and call and not re.search(r"\.train\(|\.training\b|\bmodes?\b", text):
+            uses = re.search(r"\b(pl_module|model|lightning_module)\(", ast.unparse(tree).partition(".eval()")[2])
+            if WITHIN.match(name) and call and uses and not re.search(r"\.train\(|\.training\b|\bmodes?\b", text):
                 yield (
                     f"{cls.__name__}.{name} puts the module in evaluation mode, and nothing puts it back, so what "
                     "follows is trained without dropout and batch statistics; call pl_module.train() behind it"
@@ -200,9 +201,15 @@ def divided_by_hand(seen: Evidence) -> Lines:
     """training_step returns a loss divided by accumulate_grad_batches, by which Lightning divides it as well."""
     count = seen.trainer.accumulate_grad_batches
     for place in functions_of(seen.module) if count > 1 and seen.module.automatic_optimization else ():
-        for node in ast.walk(place.tree) if place.tree.name == "training_step" else ():
+        nodes = [*ast.walk(place.tree)] if place.tree.name == "training_step" else []
+        returned = [node.value for node in nodes if isinstance(node, ast.Return)]
+        calls = [node for node in nodes if isinstance(node, ast.Call) and called_name(node).startswith("log")]
+        logged = [inner for call in calls for inner in ast.walk(call)]
+        for node in nodes:
             is_division = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
-            if is_division and ast.unparse(node.right) == "self.trainer.accumulate_grad_batches":  # type: ignore[attr-defined]
+            of_loss = (is_division and re.search("loss", ast.unparse(node.left))) or node in returned  # type: ignore[attr-defined]
+            is_whole = is_division and ast.unparse(node.right) == "self.trainer.accumulate_grad_batches"  # type: ignore[attr-defined]
+            if is_whole and of_loss and node not in logged:
                 yield (
                     f"`{ast.unparse(node)[:80]}` ({place.name}, line {place.line + node.lineno - 1}) divides the loss "  # type: ignore[attr-defined]
                     f"by accumulate_grad_batches={count}, as Lightning does, too, so the gradient is too small; return "
@@ -529,7 +536,7 @@ def _given(cls: type, tree: ast.FunctionDef) -> list[ast.stmt]:
     for statement in (s for s in tree.body if isinstance(s, ast.If)):
         name = ast.unparse(statement.test).removesuffix(" is not None")
         values = [_argument(call, name, names) for call in calls if name in names]
-        if values and all(v is not None and not isinstance(v, ast.Constant) for v in values):
+        if values and all(isinstance(v, ast.Call) for v in values):
             found += statement.body
     return found
 
@@ -595,7 +602,8 @@ def _initializes(module: nn.Module, cls: type, name: str, statement: ast.stmt) -
         kind = type(owner.get_submodule(name)).__name__
     except AttributeError:
         return False
-    return tree is not None and re.search(rf"\b{kind}\b", ast.unparse(tree)) is not None
+    text = ast.unparse(tree) if tree is not None else ""
+    return re.search(rf"\b{kind}\b", text) is not None and not re.search(r"(get|has)attr\(", text)  # which it may spare
 
 
 def _in_order(statements: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -113,7 +113,12 @@ def set_by_callback(seen: Evidence) -> Lines:
                 continue
             owner, key = ast.unparse(target.value), target.attr
             copies = [n for n, m in seen.module.named_modules() if n and key in vars(m) and own_classes(type(m))]
-            is_read = key in reads or re.search(rf"{re.escape(owner)}\.{key}\b(?! = )", text) or "." in owner
+            is_read = (
+                len({*re.findall(rf"([\w.]+)\.{key} = ", text)}) > 1
+                or key in reads
+                or re.search(rf"{re.escape(owner)}\.{key}\b(?! = )", text)
+                or "." in owner
+            )
             if owner in ("pl_module", "module", "model") and key in vars(seen.module) and copies and not is_read:
                 line = function.__code__.co_firstlineno + node.lineno - 1
                 yield Line(
