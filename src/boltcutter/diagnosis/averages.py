@@ -266,6 +266,9 @@ def _part(owner: nn.Module, text: str) -> nn.Module | None:
 def equal_networks(seen: Evidence) -> Lines:
     """After eight steps, in which both were trained, two networks of one class have exactly the same weights."""
     found: dict[Any, tuple[str, dict[str, nn.Parameter]]] = {}
+    codes = [code for code in codes_of_users(seen.module, seen.trainer) if code.co_name != "__init__"]
+    if any({"load_state_dict", "copy_", "lerp_"} & {*code.co_names} for code in codes):
+        return  # which may make them equal from time to time, as an average of clients
     for name, part in seen.module.named_modules():
         own = dict(part.named_parameters())
         names = [f"{name}.{n}" for n in own]
@@ -277,18 +280,12 @@ def equal_networks(seen: Evidence) -> Lines:
         other, twins = found.setdefault(shapes, (name, own))
         is_apart = other != name and not any(own[n] is twins[n] for n in own)
         is_moved = any(not torch.equal(seen.start[n], sampled(seen.parameters[n])) for n in matrices)
-        if is_apart and is_moved and all(_is_same_parameter(own[n], twins[n]) for n in own):
+        if is_apart and is_moved and all(torch.equal(own[n], twins[n]) for n in own):
             yield (
                 f"{other} and {name} began with equal weights, and are still equal after {seen.step} steps, so that "
                 "they are one network; initialize each by itself, and not by copy.deepcopy"
             )
             return
-
-
-def _is_same_parameter(one: nn.Parameter, other: nn.Parameter) -> bool:
-    """Whether two parameters are equal, and had the same gradient in the last step."""
-    has_both = one.grad is not None and other.grad is not None
-    return torch.equal(one, other) and (not has_both or torch.equal(one.grad, other.grad))  # type: ignore[arg-type]
 
 
 @check("average-rarely", "likely", at="probe")

@@ -113,6 +113,7 @@ class LossCalls(TorchFunctionMode):
         self.versions = [p._version for p in parameters]
         self.flattened: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.has_generator = self.has_stepped = False
+        self.summed: dict[tuple[int, ...], set[bool]] = {}  # shapes of logsumexp: whether it is over samples
         self.columns: dict[int, Tensor] = {}  # vectors that were made columns
         self.pairs_itself = False  # whether an output is compared with all of itself, as in an energy distance
         self.cumulative = ""  # name of a cumulative operation over the samples
@@ -165,13 +166,9 @@ class LossCalls(TorchFunctionMode):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             first = next((t for t in self.batch if t.ndim), None)
             is_of_batch = first is not None and len(args[0]) == len(first) != args[0].shape[1] > 1
-            is_log = name_of(args[0].grad_fn) in ("LogSoftmax", "Sub")  # of shares, or of other sums
-            if dim in (0, -2, (0,), [0]) and is_of_batch and not is_log:
-                self._remark(
-                    "softmax-of-batch",
-                    f"logsumexp over dimension 0 of {tuple(args[0].shape)} adds up samples, and not components or "
-                    "classes of each; pass dim=1",
-                )
+            is_log = name_of(args[0].grad_fn) == "LogSoftmax"  # of shares
+            if is_of_batch and not is_log:
+                self.summed.setdefault(tuple(args[0].shape), set()).add(dim in (0, -2, (0,), [0]))
         if name in ("argmax", "max", "topk") and args and id(args[0]) in self.over_samples:
             self._remark(
                 "softmax-of-batch",
@@ -293,6 +290,13 @@ class LossCalls(TorchFunctionMode):
 
     def conclude(self) -> None:
         """Compare logits with what was compared with 0.5, and forget pairs that are meant."""
+        for shape, over_samples in self.summed.items():
+            if over_samples == {True}:  # else over both, in turn
+                self._remark(
+                    "softmax-of-batch",
+                    f"logsumexp over dimension 0 of {shape} adds up samples, and not components or classes of each; "
+                    "pass dim=1",
+                )
         if self.pairs_itself:
             self.remarks = [remark for remark in self.remarks if remark.check != "broadcasting"]
         for call in self.calls:

@@ -50,7 +50,8 @@ def _said(code: Code, node: ast.AST) -> str:
 def edges_reversed(seen: Evidence) -> Lines:
     """By its names, code takes the targets of edges for their sources, and the edges of a batch have a direction."""
     batches = [*seen.probe.batches.values()] if seen.probe is not None else []
-    graphs = [t for batch in batches if isinstance(t := getattr(batch, "edge_index", None), Tensor)]
+    known = [b for b in batches if any(c.__module__.startswith("torch_geometric") for c in type(b).__mro__)]
+    graphs = [t for batch in known if isinstance(t := getattr(batch, "edge_index", None), Tensor)]
     edges = [t for t in tensors_of([batches, graphs, *seen.module.buffers()]) if t.ndim == 2 and len(t) == 2]
     edges = [t for t in edges if not t.is_floating_point() and t.dtype != torch.bool and 2 < t.shape[1] <= MOST_EDGES]
     if not edges or all(map(_is_undirected, edges)):

@@ -189,7 +189,15 @@ def eval_in_callback(seen: Evidence) -> Lines:
             name = function.__name__
             call = re.search(r"\b(pl_module|trainer\.(lightning_module|model))\.eval\(\)", ast.unparse(tree))
             uses = re.search(r"\b(pl_module|model|lightning_module)\(", ast.unparse(tree).partition(".eval()")[2])
-            if WITHIN.match(name) and call and uses and not re.search(r"\.train\(|\.training\b|\bmodes?\b", text):
+            after = ast.unparse(tree).partition(".eval()")[2]
+            helps = re.search(r"\w\((?:[^()]*, )?pl_module[,)]", after)  # a function may restore the mode
+            if (
+                WITHIN.match(name)
+                and call
+                and uses
+                and not helps
+                and not re.search(r"\.train\(|\.training\b|\bmodes?\b", text)
+            ):
                 yield (
                     f"{cls.__name__}.{name} puts the module in evaluation mode, and nothing puts it back, so what "
                     "follows is trained without dropout and batch statistics; call pl_module.train() behind it"
@@ -580,6 +588,7 @@ def initialized_after_loading(seen: Evidence) -> Lines:
             lost = [
                 name for name in loaded if drawn is not None and f"{name}.".startswith(f"{drawn}." if drawn else "")
                 and (loaded[name] != "copy_" or _initializes(seen.module, cls, name, statement))
+                and not re.search(r"(get|has)attr\(", _applied(cls, statement))  # which may spare it
             ]  # fmt: skip
             if lost:
                 line = function.__code__.co_firstlineno + statement.lineno - 1  # type: ignore[union-attr]
@@ -594,16 +603,20 @@ def initialized_after_loading(seen: Evidence) -> Lines:
 def _initializes(module: nn.Module, cls: type, name: str, statement: ast.stmt) -> bool:
     """Whether the function that a statement applies to all layers speaks of the kind of one of them."""
     owner = next(part for part in module.modules() if isinstance(part, cls))
-    applied = re.search(r"\.apply\((self\.)?(\w+)\)", ast.unparse(statement))
-    place = cls if applied and applied[1] else sys.modules[cls.__module__]
-    function = getattr(place, applied[2], None) if applied else None
-    tree = tree_of(function) if isinstance(function, types.FunctionType) else None
     try:
         kind = type(owner.get_submodule(name)).__name__
     except AttributeError:
         return False
-    text = ast.unparse(tree) if tree is not None else ""
-    return re.search(rf"\b{kind}\b", text) is not None and not re.search(r"(get|has)attr\(", text)  # which it may spare
+    return re.search(rf"\b{kind}\b", _applied(cls, statement)) is not None
+
+
+def _applied(cls: type, statement: ast.stmt) -> str:
+    """The source of the function that a statement applies to all layers; empty if it is none of the file."""
+    applied = re.search(r"\.apply\((self\.)?(\w+)\)", ast.unparse(statement))
+    place = cls if applied and applied[1] else sys.modules[cls.__module__]
+    function = getattr(place, applied[2], None) if applied else None
+    tree = tree_of(function) if isinstance(function, types.FunctionType) else None
+    return ast.unparse(tree) if tree is not None else ""
 
 
 def _in_order(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
