@@ -134,7 +134,12 @@ def logged_otherwise(seen: Evidence) -> Lines:
                 "batch of a validation; leave it out",
                 subject=name,
             )
-        elif kind in REDUCTIONS and not is_metric_object and not REDUCTIONS[kind].search(name):
+        elif (
+            kind in REDUCTIONS
+            and not is_metric_object
+            and not REDUCTIONS[kind].search(name)
+            and (kind, bool(HIGHER.search(name))) not in (("min", True), ("max", False))  # the worst batch may be meant
+        ):
             yield Line(
                 f"{name} is logged with reduce_fx={kind}, so it is the {kind} of the batches of a validation, which "
                 "its name does not say; leave it out for their mean",
