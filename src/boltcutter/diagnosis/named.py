@@ -162,9 +162,11 @@ def same_name(seen: Evidence) -> Lines:
     monitored = sorted(monitors & {*of_epoch})
     for name in of_epoch[:1]:
         follows = f", and what monitors {monitored[0]} follows that of training" if monitored else ""
-        yield (
+        is_score = any(HIGHER.search(each) or LOWER.search(each) for each in of_epoch)
+        yield Line(
             f"{some(of_epoch)} is logged both by training and by validation, so that the last one of an epoch is kept"
-            f'{follows}; name them apart, as "train/{name}" and "val/{name}"'
+            f'{follows}; name them apart, as "train/{name}" and "val/{name}"',
+            None if monitored or is_score else "note",
         )
 
 

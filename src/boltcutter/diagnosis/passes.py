@@ -225,6 +225,8 @@ def scaled_with_future(seen: Evidence) -> Lines:
         size = past.values.shape[1] + future.values.shape[1]
         is_centered = abs(past.total + future.total) < EXACT * size
         is_range = abs(min(past.low, future.low)) < EXACT and abs(max(past.high, future.high) - 1) < EXACT
+        # Of differences within a step, such as those of a student from its teacher, a range may be so by chance.
+        is_range = is_range and not any(future.source is t for pair in base.differences for t in pair)
         is_other = past.source is not future.source and (is_centered or is_range)
         is_other = is_other and bool((future.values != future.values[:1]).any())
         how = _how_scaled(past.values, future.values) if is_other and not _are_drawn(past, future, known) else ""
