@@ -221,11 +221,15 @@ def exchanged_statistics(seen: Evidence) -> Lines:
                 )
 
 
-@check("other-key", "likely", at="probe")
+def keys_of(batch: Any) -> set[str]:
+    """The names of the parts of a batch that is a mapping, or a graph of PyTorch Geometric; empty for others."""
+    return {*map(str, batch.keys())} if callable(getattr(batch, "keys", None)) else set()
+
+
+@check("mismatched-keys", "likely", at="probe")
 def other_key(seen: Evidence) -> Lines:
     """A call gets two dictionaries' values of different keys, where calls beside it have the same key of both."""
-    batches = [*seen.probe.batches.values()] if seen.probe is not None else []
-    known = {str(key) for batch in batches if callable(getattr(batch, "keys", None)) for key in batch.keys()}  # noqa: SIM118
+    known = set[str]().union(*map(keys_of, seen.probe.batches.values())) if seen.probe is not None else set[str]()
     for code in code_of(seen):
         pairs: dict[tuple[str, str, str], list[tuple[ast.Call, str, str]]] = {}
         for call in (node for node in ast.walk(code.tree) if isinstance(node, ast.Call) and len(node.args) > 1):
@@ -249,12 +253,11 @@ def other_key(seen: Evidence) -> Lines:
                 )
 
 
-@check("other-split", "likely", at="probe")
+@check("training-mask", "likely", at="probe")
 def other_split(seen: Evidence) -> Lines:
     """A validation reads a mask or indices named as those of training, and not those of its own beside them."""
     probe = seen.probe
-    batch: Any = probe.batches.get("validation_step") if probe is not None else None
-    known = {*map(str, batch.keys())} if callable(getattr(batch, "keys", None)) else set()  # also of a graph
+    known = keys_of(probe.batches.get("validation_step")) if probe is not None else set()
     for cls in own_classes(type(seen.module)):
         for name in ("validation_step", "test_step"):
             function = vars(cls).get(name)
@@ -262,7 +265,7 @@ def other_split(seen: Evidence) -> Lines:
             words = (
                 {*map(word_of, (n for n in ast.walk(tree) if isinstance(n, ast.expr)))} if tree is not None else set()
             )
-            read = [word for word in words if OF_TRAINING.fullmatch(word)]
+            read = sorted(word for word in words if OF_TRAINING.fullmatch(word))
             own = {word.replace("train", "val") for word in read} | {word.replace("train", "test") for word in read}
             if read and own & known and not any(re.match("val|test", word) for word in words):
                 yield Line(

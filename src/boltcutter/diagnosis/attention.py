@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -84,7 +83,7 @@ class Attention:
 
     def _leave_out(self, weights: Tensor) -> None:
         """Keep which places no query of a sample attends to, where some are left out, and not all."""
-        if len(self.masks) >= MOST or weights.ndim < 2 or len(weights) != self.size:
+        if len(self.masks) >= MOST or weights.is_nested or weights.ndim < 2 or len(weights) != self.size:
             return
         mask = weights.detach().abs().amax(dim=[*range(1, weights.ndim - 1)]) if weights.ndim > 2 else weights.detach()
         out = mask < LEFT_OUT
@@ -95,9 +94,7 @@ class Attention:
 def _is_called_by_user() -> bool:
     """Whether the function that is being called is called by the user's own code, and by no library."""
     frame = sys._getframe()
-    while frame.f_back is not None and "/boltcutter/diagnosis/" in frame.f_code.co_filename.replace(os.sep, "/"):
-        frame = frame.f_back
-    while frame.f_back is not None and f"{os.sep}torch{os.sep}" in frame.f_code.co_filename:
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(("boltcutter.", "torch.")):
         frame = frame.f_back
     return is_own_file(frame.f_code.co_filename)
 

@@ -57,7 +57,7 @@ RESCUES = frozenset(("max_epochs", "max_steps", "estimated_stepping_batches", "i
 EACH_BATCH = ("training_step", "on_train_batch_end", "on_before_zero_grad")
 FEWEST_SHARES = 5  # steps
 FASTER, MUCH = 1.5, 0.2
-MOVES = re.compile(r"1(?:\.0)? - self\.(\w+)")  # what an average keeps of itself
+MOVES = re.compile(r"1(?:\.0)? - self\.(?:hparams\.)?(\w+)")  # what an average keeps of itself
 WEIGHTS = re.compile(r"state_dict|parameters\(|lerp|\.mul_|copy_")
 MUCH_LEFT = 0.5  # of the first weights
 EXACT = 0.01  # of how far an average has moved
@@ -266,8 +266,8 @@ def _part(owner: nn.Module, text: str) -> nn.Module | None:
 def equal_networks(seen: Evidence) -> Lines:
     """After eight steps, in which both were trained, two networks of one class have exactly the same weights."""
     found: dict[Any, tuple[str, dict[str, nn.Parameter]]] = {}
-    codes = [code for code in codes_of_users(seen.module, seen.trainer) if code.co_name != "__init__"]
-    if any({"load_state_dict", "copy_", "lerp_"} & {*code.co_names} for code in codes):
+    later = [code for code in codes_of_users(seen.module, seen.trainer) if code.co_name != "__init__"]
+    if any({"load_state_dict", "copy_", "lerp_"} & {*code.co_names} for code in later):
         return  # which may make them equal from time to time, as an average of clients
     for name, part in seen.module.named_modules():
         own = dict(part.named_parameters())
@@ -288,24 +288,25 @@ def equal_networks(seen: Evidence) -> Lines:
             return
 
 
-@check("average-rarely", "likely", at="probe")
+@check("average-per-epoch", "likely", at="probe")
 def average_rarely(seen: Evidence) -> Lines:
     """Only hooks of validation move an average, in the whole training by less than half of the way to the weights."""
     trainer = seen.trainer
     often = 1 / trainer.val_check_interval if isinstance(trainer.val_check_interval, float) else 1.0
-    count = often * (trainer.max_epochs or 0) / (trainer.check_val_every_n_epoch or 1)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        own = [f for cls in reversed(own_classes(type(callback))) for f in vars(cls).values() if is_function(f)]
+    count = often * max(0, trainer.max_epochs or 0) / (trainer.check_val_every_n_epoch or 1)
+    for owner in (*trainer.callbacks, seen.module):  # type: ignore[attr-defined]
+        own = [f for cls in reversed(own_classes(type(owner))) for f in vars(cls).values() if is_function(f)]
         texts = {f.__name__: ast.unparse(tree) for f in own if (tree := tree_of(f)) is not None}
         for name, text in texts.items():
             found = MOVES.search(text) if WEIGHTS.search(text) else None
-            decay = getattr(callback, found[1], None) if found else None
+            values = {**dict(getattr(owner, "hparams", {})), **vars(owner)}
+            decay = float(values.get(found[1], 0.0)) if found and isinstance(values.get(found[1]), float) else 0.0
             callers = [n for n, t in texts.items() if re.search(rf"self\.{name}\(", t)] or [name]
-            is_slow = isinstance(decay, float) and 0 < decay < 1 and decay**count > MUCH_LEFT
-            if is_slow and count and all(n.startswith(("on_validation", "on_sanity")) for n in callers):
+            is_slow = 0 < decay < 1 and count > 0 and decay**count > MUCH_LEFT
+            if is_slow and all(n.startswith(("on_validation", "on_sanity")) for n in callers):
                 yield (
-                    f"{type(callback).__name__}.{name} moves an average by {1 - decay:.2g} of the way, but only "  # type: ignore[operator]
-                    f"{callers[0]} calls it, {count:.0f} times in the training, so {decay**count:.0%} of the average "  # type: ignore[operator]
+                    f"{type(owner).__name__}.{name} moves an average by {1 - decay:.2g} of the way, but only "
+                    f"{callers[0]} calls it, {count:.0f} times in the training, so {decay**count:.0%} of the average "
                     "are the first weights; call it in on_train_batch_end"
                 )
                 return
@@ -324,20 +325,21 @@ def weights_replaced(seen: Evidence) -> Lines:
     if seen.probe is None or "validation_step" not in seen.probe.batches or not names & CHANGES or writes:
         return
     modes, sources = {part: part.training for part in module.modules()}, list[str]()
+    trained = [p for p in module.parameters() if id(p) in seen.owned]  # and not an average beside them
     with suppress(Exception), seeded(0), restored(seen), _kept_objects([each for each in owners if each is not module]):
         with torch.no_grad():  # as the validation of the trial may have replaced them already
             for p in module.parameters():
                 p.add_(torch.randn_like(p), alpha=0.01) if p.is_floating_point() else None
-        before = during = joined([sampled(p) for p in module.parameters()])
+        before = during = joined([sampled(p) for p in trained])
         for owner, call in ((module, module.eval), *_hooks(owners, BEGINS, seen)):
             call()
-            last, during = during, joined([sampled(p) for p in module.parameters()])
+            last, during = during, joined([sampled(p) for p in trained])
             sources += [type(owner).__name__] * (not torch.equal(last, during))
         for part, mode in modes.items():  # as Lightning does, which does not call train()
             part.training = mode
         for _, call in _hooks(owners, ENDS, seen):
             call()
-        after = joined([sampled(p) for p in module.parameters()])
+        after = joined([sampled(p) for p in trained])
         if not torch.equal(during, after) or torch.equal(before, after):
             sources.clear()
     if sources:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import math
 import re
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +43,6 @@ CRITIC_STEPS = re.compile(
     re.IGNORECASE,
 )
 BEGINS, ENDS = re.compile(r"start|initial|init|begin"), ("end", "final", "stop", "min", "max")
-STEPS_AND_HOOKS = frozenset(("__init__", "training_step", "validation_step", "forward", "configure_optimizers"))
 BOUNDS = frozenset(("min", "minimum", "clip", "clamp"))
 
 
@@ -328,7 +329,7 @@ def _at(trainer: Any, epoch: int, step: int) -> Iterator[None]:
         epochs.completed, steps.completed = before
 
 
-@check("ramp-away", "likely", at="probe")
+@check("ramp-direction", "likely", at="probe")
 def ramp_away(seen: Evidence) -> Lines:
     """A method begins at the value of an attribute named as its start, and ends farther from that named as its end."""
     given = {**dict(getattr(seen.module, "hparams", {})), **vars(seen.module)}
@@ -338,7 +339,7 @@ def ramp_away(seen: Evidence) -> Lines:
     for function in _functions(seen.module) if pairs and math.isfinite(steps) and epochs > 1 else ():
         used = {*function.__code__.co_names, *function.__code__.co_consts}
         own = [(a, b) for a, b in pairs if {a, b} <= used]
-        if len(own) != 1 or function.__code__.co_argcount != 1 or function.__name__ in STEPS_AND_HOOKS:
+        if len(own) != 1 or function.__code__.co_argcount != 1 or not _only_returns(function):
             continue
         (begin, end), values = own[0], list[float]()
         with suppress(Exception), torch.no_grad():  # of the user's code
@@ -353,6 +354,13 @@ def ramp_away(seen: Evidence) -> Lines:
                     f"away from {end}, {numbers[end]:.3g}; exchange the two in its formula",
                     subject=function.__qualname__,
                 )
+
+
+def _only_returns(function: types.FunctionType) -> bool:
+    """Whether a function is no hook, and sets nothing but its own variables, so that it may be called."""
+    writes = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_SUBSCR")
+    is_hook = hasattr(L.LightningModule, function.__name__) or function.__name__ == "__init__"
+    return not is_hook and not any(step.opname in writes for step in dis.get_instructions(function))
 
 
 def _end_of(name: str, numbers: dict[str, float]) -> str:
@@ -377,5 +385,5 @@ def critic_steps(seen: Evidence) -> Lines:
         name, value = min(numbers.items())
         yield (
             f"{name} is {value}, but in {counts[False]} steps of the generator the critic has made {counts[True]}; "
-            f"step the critic in each batch, and the generator in every {value}th"
+            f"step the critic in each batch, and the generator after each {value} of these steps"
         )

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -256,7 +257,7 @@ def _rates_perfect_higher(call: Call) -> bool:
 @check("returns-of-past", "likely", at="probe")
 def returns_of_past(seen: Evidence) -> Lines:
     """A function of rewards, by its name one of returns, adds those before a step, or returns them in reverse."""
-    yield from [*_called_returns(seen)][:1] or [*_looped_returns(seen)][:1]
+    yield from islice(chain(_called_returns(seen), _looped_returns(seen)), 1)
 
 
 def _called_returns(seen: Evidence) -> Lines:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import WeightedRandomSampler
@@ -12,9 +11,8 @@ from torch.utils.data import WeightedRandomSampler
 from boltcutter.diagnosis.calls import CLASSES
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.splits import NUMBERS
 from boltcutter.structure import targets_of
-
-NUMBERS = (Tensor, np.ndarray, np.number, int, float)
 
 
 def class_count(seen: Evidence) -> tuple[int, int] | None:

@@ -29,15 +29,15 @@ BOOTSTRAPS = re.compile(r"next|boot|target|last|final", re.IGNORECASE)
 
 def functions(seen: Evidence) -> Iterator[Code]:
     """As ``code_of``, and all functions of the files that have the classes of the module."""
-    known = set[int]()
+    known = set[tuple[int, int]]()  # their files, by the names in them, and lines
     for code in code_of(seen):
-        known.add(code.line)
+        known.add((id(code.names), code.line))
         yield code
     for names in namespaces_of(seen.module):
         for function in [*names.values()]:
             if is_function(function) and function.__globals__ is names:
                 line, tree = function.__code__.co_firstlineno, tree_of(function)
-                if tree is not None and line not in known:
+                if tree is not None and (id(names), line) not in known:
                     yield Code(function.__qualname__, tree, None, names, line)
 
 
@@ -102,7 +102,7 @@ def _outside_of_indices(node: ast.AST) -> Iterator[ast.AST]:
             yield from _outside_of_indices(child)
 
 
-@check("other-coordinate", "likely", at="probe")
+@check("coordinate-order", "likely", at="probe")
 def other_coordinate(seen: Evidence) -> Lines:
     """Derivatives u_t and u_x are taken from a gradient in another order than that of the coordinates, as xt says."""
     for code in code_of(seen):
@@ -166,7 +166,7 @@ def reshape_by_names(seen: Evidence) -> Lines:
                 )
 
 
-@check("n-step", "likely", at="probe")
+@check("n-step-discount", "likely", at="probe")
 def n_step(seen: Evidence) -> Lines:
     """A sum of several rewards is discounted by powers of gamma, but what follows them by gamma itself."""
     for code in code_of(seen):

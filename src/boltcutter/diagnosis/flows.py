@@ -143,7 +143,7 @@ def _wrong_steps(steps: list[Step], loss: Any, sign: float, unused: list[Step] |
 
 
 def _share_of_base(steps: list[Step], loss: Any) -> Iterator[tuple[str, float]]:
-    """What the squares of the last values count, less than half of a log-determinant, if they count alike; or nothing.
+    """The share that the last values have in the loss, of what they should, if it is 1 by their number; or nothing.
 
     The loss of a normal density with a log-determinant is ``x ** 2 / 2 - log_det`` of each sample, whose derivatives
     are ``x`` and -1.

@@ -39,7 +39,7 @@ REDUCTIONS = {
 RANKS = re.compile(r"mrr|rank|hits?($|[@_/0-9])|hr@|recall@|ndcg|r@", re.IGNORECASE)
 
 
-@check("other-number", "likely", at="probe")
+@check("misnamed-metric", "likely", at="probe")
 def other_error(seen: Evidence) -> Lines:
     """A number of validation is named as RMSE, MAE or MSE, and is exactly another one of these."""
     if (probe := seen.probe) is None or "validation_step" not in probe.batches:
@@ -67,7 +67,8 @@ def other_error(seen: Evidence) -> Lines:
 
 def _errors(a: Tensor, b: Tensor) -> dict[str, float]:
     """Mean errors of predictions; empty of tensors that are none."""
-    if a.shape != b.shape or a.numel() < FEWEST or not (a.is_floating_point() or b.is_floating_point()):
+    is_real = (a.is_floating_point() or b.is_floating_point()) and not (a.is_complex() or b.is_complex())
+    if a.shape != b.shape or a.numel() < FEWEST or not is_real:
         return {}
     gap = (a - b).detach().double()
     squares = float(gap.square().mean())
@@ -76,7 +77,7 @@ def _errors(a: Tensor, b: Tensor) -> dict[str, float]:
     return {"mse": squares, "rmse": math.sqrt(squares), "mae": float(gap.abs().mean())}
 
 
-@check("other-number", "likely", at="probe")
+@check("misnamed-metric", "likely", at="probe")
 def other_average(seen: Evidence) -> Lines:
     """A metric is named as macro, micro or top-k, and averages classes otherwise, or has another k."""
     metrics = {name: part for name, part in seen.module.named_modules() if is_metric(part)}
@@ -101,7 +102,7 @@ def other_average(seen: Evidence) -> Lines:
             )
 
 
-@check("other-number", "likely", at="probe")
+@check("misnamed-metric", "likely", at="probe")
 def other_unit(seen: Evidence) -> Lines:
     """A number of validation is named as one in a unit into which a method converts, which no other code calls."""
     names = seen.probe.base("validation_step").logged if seen.probe and "validation_step" in seen.probe.batches else {}
@@ -120,15 +121,17 @@ def other_unit(seen: Evidence) -> Lines:
                 )
 
 
-@check("logged-otherwise", "likely", at="probe")
+@check("log-reduction", "likely", at="probe")
 def logged_otherwise(seen: Evidence) -> Lines:
     """A number of validation is that of the last, best or worst batch, or their sum, and it is not named so."""
     trace = seen.probe.base("validation_step") if seen.probe and "validation_step" in seen.probe.batches else None
     for name, options in trace.options.items() if trace is not None else ():
         reduction = options.get("reduce_fx", "mean")
         kind = getattr(reduction, "__name__", str(reduction)).lower()
-        is_metric_object = is_metric(trace.logged[name]) or bool(HIGHER.search(name)) == bool(LOWER.search(name))  # type: ignore[union-attr]
-        if options.get("on_epoch") is False and not is_metric_object and not OF_STEPS.search(name):
+        is_higher, is_lower = bool(HIGHER.search(name)), bool(LOWER.search(name))
+        if is_metric(trace.logged[name]) or is_higher == is_lower:  # type: ignore[union-attr]
+            continue  # it computes its value of all batches itself, or is no score
+        if options.get("on_epoch") is False and not OF_STEPS.search(name):
             yield Line(
                 f"{name} is logged with on_epoch=False, so what a callback or schedule monitors is that of the last "
                 "batch of a validation; leave it out",
@@ -136,9 +139,8 @@ def logged_otherwise(seen: Evidence) -> Lines:
             )
         elif (
             kind in REDUCTIONS
-            and not is_metric_object
             and not REDUCTIONS[kind].search(name)
-            and (kind, bool(HIGHER.search(name))) not in (("min", True), ("max", False))  # the worst batch may be meant
+            and (kind, is_higher) not in (("min", True), ("max", False))  # the worst batch may be meant
         ):
             yield Line(
                 f"{name} is logged with reduce_fx={kind}, so it is the {kind} of the batches of a validation, which "
@@ -147,7 +149,7 @@ def logged_otherwise(seen: Evidence) -> Lines:
             )
 
 
-@check("same-name", "likely", at="probe")
+@check("shared-log-name", "likely", at="probe")
 def same_name(seen: Evidence) -> Lines:
     """Training and validation log numbers of an epoch by the same name, of which callbacks see one or the other."""
     probe = seen.probe
@@ -201,7 +203,7 @@ class Greater(TorchFunctionMode):
             self.count = scores.shape[1]
 
 
-@check("ties-in-favour", "likely", at="trial")
+@check("optimistic-ties", "likely", at="trial")
 def ties_in_favour(seen: Evidence) -> Lines:
     """A rank of validation counts the scores above that of the target, to which over 5% of the others are equal."""
     probe = seen.probe

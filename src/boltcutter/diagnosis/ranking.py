@@ -80,7 +80,7 @@ class Neighbours(TorchFunctionMode):
         return result
 
 
-@check("own-neighbour", "likely", at="trial")
+@check("self-retrieval", "likely", at="trial")
 def own_neighbour(seen: Evidence) -> Lines:
     """Validation takes each sample for the nearest one of itself, among similarities of all with all."""
     with Neighbours() as neighbours:

@@ -23,6 +23,7 @@ from boltcutter.diagnosis.source import depends_on_time, is_function, tree_of
 from boltcutter.diagnosis.statements import fan_of, is_initial
 from boltcutter.internals import foreach_norm
 
+OF_RESUMING = re.compile(r"set_epoch|seed|generator|print|log|info", re.IGNORECASE)  # which each epoch sets again
 BODY = re.compile(r"(^|[._])(backbone|pretrained|trunk|base_model|encoder|feature_extractor)([._]|$)")
 HEAD = re.compile(r"(^|[._])(head|heads|classifier|fc|output_layer|linear_probe)([._]|$)")
 RATIO = 5.0
@@ -233,9 +234,8 @@ def _draws(seen: Evidence) -> bool:
     kind, probe = "validation_step", seen.probe
     if probe is None or kind not in probe.batches:
         return False
-    ends = [probe.base(kind, training=False).random, probe.repeated(kind, seed=1).random]
-    starts = torch.Generator().manual_seed(0).get_state()
-    return ends[0] is not None and not torch.equal(ends[0], starts)
+    end, start = probe.base(kind, training=False).random, torch.Generator().manual_seed(0).get_state()
+    return end is not None and not torch.equal(end, start)
 
 
 @check("loader-of-first-epoch", "likely", at="probe")
@@ -243,12 +243,13 @@ def loader_of_first_epoch(seen: Evidence) -> Lines:
     """train_dataloader reads the current epoch, but is called once, as reload_dataloaders_every_n_epochs is 0."""
     trainer = seen.trainer
     owners = [trainer.datamodule, seen.module]  # type: ignore[attr-defined]
-    if trainer.reload_dataloaders_every_n_epochs or (trainer.max_epochs or 2) < 2:  # type: ignore[attr-defined]
+    if trainer.reload_dataloaders_every_n_epochs or trainer.max_epochs in (0, 1):  # type: ignore[attr-defined]
         return
     for owner in (each for each in owners if each is not None):
         function = getattr(type(owner), "train_dataloader", None)
         tree = tree_of(function) if is_function(function) else None
-        if tree is not None and re.search(r"\bcurrent_epoch\b", ast.unparse(tree)):
+        lines = ast.unparse(tree).splitlines() if tree is not None else []
+        if any(re.search(r"\bcurrent_epoch\b", line) and not OF_RESUMING.search(line) for line in lines):
             yield (
                 f"{type(owner).__name__}.train_dataloader reads the current epoch, but Lightning calls it once, so it "
                 "is that of the first epoch; set reload_dataloaders_every_n_epochs=1"

@@ -181,14 +181,14 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
 
 @check("eval-in-training", "likely", at="probe")
 def eval_in_callback(seen: Evidence) -> Lines:
-    """A hook of a callback within training calls ``pl_module.eval()``, and no method of it calls ``train()``."""
-    for cls in callback_classes(seen.trainer):
+    """A hook within training, of a callback or the module, calls ``eval()``, and no method there ``train()``."""
+    for cls in (*callback_classes(seen.trainer), *own_classes(type(seen.module))):
         trees = [(f, tree) for f in vars(cls).values() if is_function(f) and (tree := tree_of(f)) is not None]
         text = "\n".join(ast.unparse(tree) for _, tree in trees)
         for function, tree in trees:
             name = function.__name__
-            call = re.search(r"\b(pl_module|trainer\.(lightning_module|model))\.eval\(\)", ast.unparse(tree))
-            uses = re.search(r"\b(pl_module|model|lightning_module)\(", ast.unparse(tree).partition(".eval()")[2])
+            call = re.search(r"\b(pl_module|self|trainer\.(lightning_module|model))\.eval\(\)", ast.unparse(tree))
+            uses = re.search(r"\b(pl_module|self|model|lightning_module)\(", ast.unparse(tree).partition(".eval()")[2])
             after = ast.unparse(tree).partition(".eval()")[2]
             helps = re.search(r"\w\((?:[^()]*, )?pl_module[,)]", after)  # a function may restore the mode
             if (

@@ -1,39 +1,43 @@
 """The programs of ``thirtyfirst.py`` and ``thirtysecond.py`` of ``planted`` without their bugs."""
 
-import numpy as np
 import torch
-from programs import Base, digits, halves, loaders, no_bug, segments
+from programs import Base, digits, halves, no_bug, segments
 from programs.planted import thirtyfirst as planted
-from torch import nn
-from torch.utils.data import TensorDataset
-
-
-def recorded(seed, count):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 3, count)
-    t = np.arange(24)[:, None, None]
-    wave = np.sin((0.3 + 0.3 * y) * t + rng.uniform(0, 6, (4, count)))
-    return wave + 0.2 * rng.normal(size=wave.shape), y
-
-
-def trials_first(wave):
-    count = wave.shape[-1]
-    return np.transpose(wave, (2, 1, 0)).reshape(count, 4, 24)
-
-
-class Waves(Base):
-    """Tells the frequency of waves."""
-
-    def network(self):
-        first = nn.Conv1d(4, 16, 7), nn.ReLU(), nn.AdaptiveMaxPool1d(4), nn.Flatten()
-        return nn.Sequential(*first, nn.Linear(64, 3))
+from torch.utils.data import DataLoader
 
 
 @no_bug()
 def trials_are_put_first_by_a_transpose():
-    (x, y), (v, w) = recorded(0, 480), recorded(1, 160)
-    parts = [torch.tensor(trials_first(part), dtype=torch.float32) for part in (x, v)]
-    return Waves(), *loaders(*(TensorDataset(p, torch.tensor(q)) for p, q in zip(parts, (y, w), strict=True)))
+    return planted.Waves(), *planted.waves(planted.trials_first)
+
+
+@no_bug()
+def own_average_moves_with_each_step():
+    return planted.OwnAverage(), *digits()
+
+
+@no_bug(max_epochs=-1, max_steps=40)
+def average_of_a_training_by_steps():
+    return planted.OwnAverage(), *digits()
+
+
+@no_bug()
+def own_hook_restores_the_mode():
+    return planted.Looking(), *digits()
+
+
+class Shuffled(planted.Lessons):
+    """Draws its order by a seed and the epoch, as a resumed run needs it."""
+
+    def train_dataloader(self):
+        seed = 7 + self.trainer.current_epoch
+        order = torch.Generator().manual_seed(seed)
+        return DataLoader(digits(loaded=False)[0], 32, shuffle=True, generator=order)
+
+
+@no_bug()
+def order_begins_at_the_epoch_of_resuming():
+    return Base(), Shuffled(), None
 
 
 @no_bug()

@@ -87,7 +87,7 @@ def places():
     return loaders(TensorDataset(points[:480]), TensorDataset(points[480:]))
 
 
-@bug("other-coordinate")
+@bug("coordinate-order")
 def derivatives_are_unpacked_in_another_order():
     class Net(Heat):
         def residual(self, xt):
@@ -135,7 +135,7 @@ def visits():
     return halves(state, rewards, state + 0.05 * torch.randn(640, 3, generator=g), split=480)
 
 
-@bug("n-step")
+@bug("n-step-discount")
 def value_behind_four_steps_is_discounted_once():
     class Net(Value):
         def aim(self, rewards, next_state):
@@ -464,7 +464,7 @@ class Both(Base):
         self.log(self.of_validation, (self(x).argmax(1) == y).float().mean())
 
 
-@bug("same-name")
+@bug("shared-log-name")
 def both_splits_log_one_name():
     class Net(Both):
         of_training = of_validation = "acc"
@@ -490,7 +490,7 @@ class Selected(LossOnly):
         return F.mse_loss(self.net(x @ F.gumbel_softmax(self.choice, tau=self.tau()).T)[:, 0], y)
 
 
-@bug("ramp-away")
+@bug("ramp-direction")
 def temperature_grows_away_from_its_end():
     class Net(Selected):
         def tau(self):
@@ -673,7 +673,7 @@ class Scaled(Table):
         return self.to_mmol(self(batch[0]))
 
 
-@bug("other-number")
+@bug("misnamed-metric")
 def error_of_a_unit_is_that_of_standardized_values():
     class Net(Table):
         def validation_step(self, batch, batch_idx):
@@ -722,7 +722,7 @@ class RareAverage(Average):
         super().on_validation_start(trainer, pl_module)
 
 
-@bug("average-rarely", callbacks=lambda: [RareAverage()])
+@bug("average-per-epoch", callbacks=lambda: [RareAverage()])
 def average_moves_in_validations_only():
     return Base(), *digits()
 

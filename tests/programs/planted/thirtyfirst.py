@@ -1,9 +1,12 @@
 """A state that each call gives, overlaps of logits, neighbours, lessons and bodies that are thawed."""
 
+import copy
+
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
-from programs import Base, LossOnly, bug, digits, halves, segments
+from programs import Base, LossOnly, bug, digits, halves, loaders, segments
 from programs.planted.thirtieth import encoder, trained
 from torch import nn
 from torch.nn import functional as F
@@ -73,7 +76,7 @@ class Found(Base):
         return alike.fill_diagonal_(-2).argmax(1)
 
 
-@bug("own-neighbour")
+@bug("self-retrieval")
 def each_digit_is_its_own_neighbour():
     class Net(Found):
         def nearest(self, alike):
@@ -133,3 +136,95 @@ class Headed(Base):
 @bug("thawed", callbacks=lambda: [Thaw()])
 def thawed_body_is_in_no_optimizer():
     return Headed(), *digits()
+
+
+def recorded(seed, count):
+    """Waves of 4 channels, as an array of times, channels and trials."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, count)
+    t = np.arange(24)[:, None, None]
+    wave = np.sin((0.3 + 0.3 * y) * t + rng.uniform(0, 6, (4, count)))
+    return wave + 0.2 * rng.normal(size=wave.shape), y
+
+
+def trials_first(wave):
+    return np.transpose(wave, (2, 1, 0))
+
+
+class Waves(Base):
+    """Tells the frequency of waves."""
+
+    def network(self):
+        first = nn.Conv1d(4, 16, 7), nn.ReLU(), nn.AdaptiveMaxPool1d(4), nn.Flatten()
+        return nn.Sequential(*first, nn.Linear(64, 3))
+
+
+def waves(order):
+    (x, y), (v, w) = recorded(0, 480), recorded(1, 160)
+    parts = [torch.tensor(order(part), dtype=torch.float32) for part in (x, v)]
+    return loaders(*(TensorDataset(p, torch.tensor(q)) for p, q in zip(parts, (y, w), strict=True)))
+
+
+class OwnAverage(Base):
+    """Validates an average of its weights, which its own hooks move."""
+
+    decay = 0.98
+
+    def __init__(self):
+        super().__init__()
+        self.decay = type(self).decay
+        self.mean = copy.deepcopy(self.net).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self):
+        for p, q in zip(self.mean.parameters(), self.net.parameters(), strict=True):
+            p.lerp_(q, 1 - self.decay)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.follow()
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val/acc", (self.mean(x).argmax(1) == y).float().mean())
+
+
+@bug("average-per-epoch")
+def own_average_moves_in_validations_only():
+    class Net(OwnAverage):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            pass
+
+        def on_validation_start(self):
+            self.follow()
+
+    return Net(), *digits()
+
+
+class Looking(Base):
+    """Looks at its predictions from time to time."""
+
+    def network(self):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if batch_idx % 12 == 11:
+            self.eval()
+            self.last = self(batch[0]).detach()
+            self.go_on()
+
+    def go_on(self):
+        self.train()
+
+
+@bug("eval-in-training")
+def own_hook_leaves_the_mode_of_evaluation():
+    class Net(Base):
+        def network(self):
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10))
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if batch_idx % 12 == 11:
+                self.eval()
+                self.last = self(batch[0]).detach()
+
+    return Net(), *digits()

@@ -85,12 +85,12 @@ class Rated(Base):
         self.log(self.name, self.metric)
 
 
-@bug("other-number")
+@bug("misnamed-metric")
 def macro_score_is_micro():
     return Rated(), *digits()
 
 
-@bug("other-number")
+@bug("misnamed-metric")
 def top_five_is_top_one():
     class Net(Rated):
         name = "val/top5_f1"
@@ -98,7 +98,7 @@ def top_five_is_top_one():
     return Net(), *digits()
 
 
-@bug("other-number")
+@bug("misnamed-metric")
 def root_of_the_error_is_not_taken():
     class Net(Table):
         def validation_step(self, batch, batch_idx):
@@ -108,7 +108,7 @@ def root_of_the_error_is_not_taken():
     return Net(), *diabetes()
 
 
-@bug("other-number")
+@bug("misnamed-metric")
 def absolute_error_is_squared():
     class Net(Table):
         def on_validation_epoch_start(self):
@@ -180,7 +180,7 @@ def patients():
     return halves(x, y, x[:, 0] + 0.5 * x[:, 3], split=320)
 
 
-@bug("other-key")
+@bug("mismatched-keys")
 def head_learns_what_another_one_should():
     class Net(Heads):
         def both(self, out, y):
@@ -302,7 +302,7 @@ class Neighbours(Base):
         self.log("val/mrr", (1 / rank.float()).mean())
 
 
-@bug("ties-in-favour")
+@bug("optimistic-ties")
 def equal_scores_rank_behind_the_target():
     return Neighbours(), *digits()
 
@@ -319,12 +319,12 @@ class Logged(Base):
         self.log("val/acc", (self(x).argmax(1) == y).float().mean(), **self.options)
 
 
-@bug("logged-otherwise")
+@bug("log-reduction")
 def accuracy_of_the_last_batch_is_logged():
     return Logged(on_step=True, on_epoch=False), *digits()
 
 
-@bug("logged-otherwise")
+@bug("log-reduction")
 def accuracy_of_the_best_batch_is_logged():
     return Logged(reduce_fx="max"), *digits()
 
@@ -397,7 +397,7 @@ def nodes():
     return DataLoader([graph] * 20, 1), DataLoader([graph], 1)
 
 
-@bug("other-split")
+@bug("training-mask")
 def nodes_of_training_are_validated():
     class Net(Nodes):
         def validation_step(self, batch, batch_idx):
