@@ -325,7 +325,7 @@ def weights_replaced(seen: Evidence) -> Lines:
     if seen.probe is None or "validation_step" not in seen.probe.batches or not names & CHANGES or writes:
         return
     modes, sources = {part: part.training for part in module.modules()}, list[str]()
-    trained = [p for p in module.parameters() if id(p) in seen.owned]  # and not an average beside them
+    trained = [p for p in module.parameters() if p.requires_grad and id(p) in seen.owned]  # no average beside them
     with suppress(Exception), seeded(0), restored(seen), _kept_objects([each for each in owners if each is not module]):
         with torch.no_grad():  # as the validation of the trial may have replaced them already
             for p in module.parameters():
