@@ -299,8 +299,10 @@ def average_rarely(seen: Evidence) -> Lines:
         texts = {f.__name__: ast.unparse(tree) for f in own if (tree := tree_of(f)) is not None}
         for name, text in texts.items():
             found = MOVES.search(text) if WEIGHTS.search(text) else None
-            values = {**dict(getattr(owner, "hparams", {})), **vars(owner)}
-            decay = float(values.get(found[1], 0.0)) if found and isinstance(values.get(found[1]), float) else 0.0
+            value = (
+                getattr(owner, found[1], getattr(getattr(owner, "hparams", None), found[1], None)) if found else None
+            )
+            decay = value if isinstance(value, float) else 0.0
             callers = [n for n, t in texts.items() if re.search(rf"self\.{name}\(", t)] or [name]
             is_slow = 0 < decay < 1 and count > 0 and decay**count > MUCH_LEFT
             if is_slow and all(n.startswith(("on_validation", "on_sanity")) for n in callers):
