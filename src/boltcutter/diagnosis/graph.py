@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 MAX_NODES = 20_000
@@ -87,10 +88,11 @@ class Loss(NamedTuple):
         return -float(chosen.float().mean()) if chosen.numel() else None
 
     def mean(self) -> float | None:
-        """The mean that the loss function returns, computed again."""
-        if self.kind == "mse_loss" and self.prediction is not None and self.target is not None:
-            return float((self.prediction - self.target).square().mean())
-        return self.mean_nll()
+        """The mean that the loss function returns without weights, computed again."""
+        p, t = self.prediction, self.target
+        if self.kind not in (*REGRESSIONS, "binary_cross_entropy_with_logits"):
+            return self.mean_nll()
+        return None if p is None or t is None or p.shape != t.shape else float(getattr(F, self.kind)(p, t.to(p)))
 
     def same_for_all(self) -> bool:
         """Whether the prediction is the same for all samples, of which there are at least four."""
