@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import WeightedRandomSampler
 
-from boltcutter.diagnosis.calls import CLASSES
+from boltcutter.diagnosis.calls import CLASSES, is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check, some
-from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.evidence import Evidence, overrides, tensors_of
+from boltcutter.diagnosis.loaders import SECONDS
 from boltcutter.diagnosis.splits import NUMBERS
-from boltcutter.structure import targets_of
+from boltcutter.diagnosis.targets import replaced
+from boltcutter.structure import flatten, targets_of
 
 
 def class_count(seen: Evidence) -> tuple[int, int] | None:
@@ -42,22 +45,41 @@ def _first(seen: Evidence, name: str, chosen: Tensor) -> Any:
 
 @check("label-range", "certain", at="data")
 def label_range(seen: Evidence) -> Lines:
-    """A label of a split is no class of the model, which gets labels as they are, and is not ignored."""
+    """A label of a split is no class of the model, and not ignored, and its step fails by it."""
     if (found := class_count(seen)) is None:
         return
     count, ignored = found
-    held = seen.probe.base("validation_step").calls if seen.probe and "validation_step" in seen.probe.batches else []
-    is_open = not any(call.kind in CLASSES for call in held)  # pairs of new classes may be compared
     for name, labels in labels_of(seen).items():
         strange = ((labels >= count) | (labels < 0)) & (labels != ignored)
         if outside := torch.unique(labels[strange]).tolist():
             yield Line(
                 f"{name} has labels {some([*map(str, outside)])}, but the model has {count} classes, 0 to {count - 1}; "
                 "correct num_classes or the labels",
-                "note" if is_open and name != "train" else None,
+                None if _reads(seen, name, outside[0]) else "note",  # samples of unknown classes may be left out
                 subject=name,
                 sample=_first(seen, name, strange),
             )
+
+
+def _reads(seen: Evidence, name: str, label: int) -> bool:
+    """Whether the step of a split fails if the batch has a label, which a loss function gets as it is."""
+    probe, kind = seen.probe, "training_step" if name == "train" else "validation_step"
+    if probe is None or kind not in probe.batches:
+        return False
+    targets = [c.target for c in probe.base(kind).calls if c.kind in CLASSES and c.target.ndim == 1]
+    leaves = flatten(probe.batches[kind])
+    places = [j for j, t in enumerate(leaves) if isinstance(t, Tensor) and any(is_equal(t, y) for y in targets)]
+    if not places or leaves[places[0]].is_cuda:  # on a GPU, no later call would work
+        return bool(places)
+    step = "test_step" if name == "test" and overrides(seen.module, "test_step") else kind
+    labels = leaves[places[0]].clone()
+    labels[0] = label
+    probe.end, probe.most = monotonic() + SECONDS, probe.passes + 1
+    try:
+        trace = probe.run(step, replaced(probe, kind, {places[0]: labels}), training=name == "train", record=False)
+    except Exception:  # of cross-entropy, or of a metric
+        return True
+    return any(c.kind in CLASSES and bool((c.target == label).any()) for c in trace.calls)
 
 
 @check("unseen-labels", "likely", at="data")
