@@ -69,7 +69,7 @@ def is_comparable(probe: Probe, kind: str) -> bool:
     base, again = probe.base(kind, training=False), probe.repeated(kind, seed=0)
     same = all(is_close(a, b) for (_, a), (_, b) in zip(base.tensors, again.tensors, strict=False))
     count, tensors = probe.size(kind), tensors_of(probe.batches[kind])
-    if any(t.shape == (count, count) or numbers_rows(t, count) for t in tensors[1:]):
+    if any(t.shape == (count, count) or numbers_rows(t, count) for t in tensors[1:]) or are_joined(tensors):
         return False  # relations between the rows, as of the nodes of a graph
     if kind == "training_step" and says(probe.module, MIXES):
         return False  # each is mixed with another one on purpose
@@ -81,6 +81,21 @@ def numbers_rows(t: Tensor, count: int) -> bool:
     if t.dtype not in (torch.int64, torch.int32) or not t.ndim or not t.numel() or len(t) == count:
         return False
     return int(t.min()) == 0 and int(t.max()) == count - 1
+
+
+def are_joined(tensors: list[Tensor]) -> bool:
+    """Whether samples of several lengths are joined: a part has the lengths, the begins or the owners of rows."""
+    most = max((len(t) for t in tensors if t.ndim), default=0)
+    for t in (t for t in tensors if t.ndim == 1 and t.dtype in (torch.int64, torch.int32) and len(t) >= FEWEST):
+        steps, first, last, total = t.diff(), int(t[0]), int(t[-1]), int(t.sum())
+        if len(t) == most:
+            found = first == 0 and 1 < last < most // 2 and bool(((steps == 0) | (steps == 1)).all())
+        else:
+            is_rising = first == 0 and len(t) < last <= most and bool((steps >= 0).all())
+            found = is_rising or (int(t.min()) >= 0 and any(len(u) == total for u in tensors if u.ndim))
+        if found:
+            return True
+    return False
 
 
 def halves(probe: Probe) -> Iterator[tuple[slice, Trace]]:
@@ -222,6 +237,8 @@ def results_stay(seen: Evidence) -> Lines:
     probe = seen.probe
     if probe is None or (count := probe.size(kind := probe.scored)) < FEWEST:
         return
+    if are_joined(tensors_of(probe.batches[kind])):
+        return
     base, again = probe.base(kind, training=False), probe.repeated(kind, seed=1)
     flipped = probe.run(kind, take(probe.batches[kind], torch.arange(count).flip(0)), training=False, record=False)
     for a, same, b in zip(base.calls, again.calls, flipped.calls, strict=False):
@@ -274,7 +291,7 @@ def batch_order(seen: Evidence) -> Lines:
         return
     if not (name := probe.base("training_step").cumulative):
         return
-    if not is_shuffled(seen):
+    if not is_shuffled(seen) or are_joined(tensors_of(probe.batches["training_step"])):
         return  # the order of the samples may be that of time
     columns = [t for t in tensors_of(probe.batches["training_step"]) if t.ndim == 1 and bool((t != t[0]).any())]
     if any(torch.equal(t, t.sort(descending=d).values) for t in columns for d in (False, True)):
