@@ -147,8 +147,11 @@ def in_place(seen: Evidence) -> Lines:
     originals = tensors(fresh)
     kept = [t.clone() for t in originals]
     probe.run("training_step", fresh, training=True, copies=False, record=False)
-    changed = digests(dataset, 128) != before
-    for tensor, value in zip(originals, kept, strict=True):
+    pairs = [*zip(originals, kept, strict=True)]
+    # Else the step sets data by their indices, such as soft labels.
+    is_of_batch = any(not torch.equal(t.nan_to_num(), value.nan_to_num()) for t, value in pairs)
+    changed = is_of_batch and digests(dataset, 128) != before
+    for tensor, value in pairs:
         tensor.copy_(value)  # which may be the samples themselves
     if changed:
         yield (
@@ -258,7 +261,8 @@ def constant_input(seen: Evidence) -> Lines:
     assert seen.probe is not None
     for j, value, _ in input_gradients(seen):
         leaves = flatten(seen.probe.batches["training_step"])
-        wide = [t for t in leaves if isinstance(t, Tensor) and t.ndim > 1 and t.numel() > MANY]
+        wide = [t for t in leaves if isinstance(t, Tensor) and t.ndim and t.numel() > MANY]
+        wide = [t for t in wide if t.ndim > 1 or len(t) != len(value)]  # as edges, and not targets
         # Beside data, a mask of ones is none.
         if value.numel() > MANY and all(bool((t == t.flatten()[0]).all()) for t in wide):
             yield (

@@ -46,6 +46,7 @@ MOST_IN_GROUP = 60
 WITHIN = 0.8  # share of samples
 CLOSE = 0.2  # of the median distance
 SMALL = 0.3  # share of a class
+MOST_AXES = 4  # of a grid
 FEWEST_COPIES = 3  # one or two may be equal by chance, as in iris
 MOST_INPUTS = 4096  # of a sample, the first ones
 PAIRS = (("train", "validation"), ("train", "test"), ("validation", "test"))
@@ -107,12 +108,32 @@ def overlap(seen: Evidence) -> Lines:
                 sample=copies[0],
             )
         elif is_copied and not (shared == 1 and second == "validation" and divides_samples(seen)):
+            is_meant = shared == 1 and (_is_grid(splits.samples(first)) or _have_other_parts(one, other))
             yield Line(
                 f"{shared:.1%} of the {second} samples are exact copies of {first} samples, of which only {own:.1%} "
                 "are copies of one another; split before shuffling or copying",
+                "note" if is_meant else None,
                 subject=second,
                 sample=copies[0],
             )
+
+
+def _is_grid(samples: Sequence[Any]) -> bool:
+    """Whether samples are all the points of a grid, as those of a field that a network of coordinates fits."""
+    points = [leaf.flatten() for sample in samples if (leaf := first_leaf(sample)) is not None]
+    if len({len(p) for p in points}) != 1 or len(points[0]) > MOST_AXES:
+        return False
+    return math.prod(len(torch.unique(axis)) for axis in torch.stack(points).unbind(1)) == len(points)
+
+
+def _have_other_parts(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether samples of equal inputs have further parts in the second split only, or other targets of many values."""
+    known: dict[bytes, list[Any]] = {key: flatten(sample) for key, _, sample in one}
+    pairs = [(known[key], flatten(sample)) for key, _, sample in other if key in known]
+    if all(len(a) < len(b) for a, b in pairs):
+        return True
+    targets = [(a[-1], b[-1]) for a, b in pairs]
+    return all(isinstance(b, Tensor) and b.numel() >= WIDE and digest(a) != digest(b) for a, b in targets)
 
 
 def copied_class(one: Sequence[Any], other: Sequence[Any]) -> int | None:

@@ -25,7 +25,7 @@ from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.loaders import Splits, digest, first_leaf, items
 from boltcutter.diagnosis.overlaps import has_groups, keys_of
 from boltcutter.diagnosis.probe import seeded
-from boltcutter.diagnosis.source import codes, own_classes, says
+from boltcutter.diagnosis.source import codes, functions_beside, own_classes, says
 from boltcutter.structure import flatten, take_rows
 
 DRAWS = 8  # of a random sample
@@ -46,6 +46,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
 LEFT = 0.01  # share of a split
 LABELS = re.compile(r"label|target|(^|\.)y$|class", re.IGNORECASE)
 AUGMENTED = re.compile(r"augment|transform|jitter|flip|crop|rotate|perturb", re.IGNORECASE)
+CIRCLE = re.compile(r"(^|_)(hue|hsv|angle|checksum|crc|hash)(_|$)", re.IGNORECASE)  # whose values wrap on purpose
 BALANCED = re.compile(r"balanc|bootstrap|episod|resampl", re.IGNORECASE)
 MANY_DRAWS = 1000
 FEWEST_OF_CLASS = 8  # samples
@@ -292,6 +293,10 @@ def worker_generator(seen: Evidence) -> Lines:
     is_seeded = not getattr(loader, "num_workers", 0) or getattr(loader, "worker_init_fn", None) is not None
     if dataset is None or is_seeded or isinstance(dataset, IterableDataset) or not len(dataset):
         return
+    owner = type(dataset.dataset if isinstance(dataset, Subset) else dataset)
+    beside = {name for function in functions_beside(owner) for name in function.__code__.co_names}
+    if "get_worker_info" in _names_of(owner) | beside:
+        return  # whose seed it takes
     try:
         one, other = copy.deepcopy(dataset), copy.deepcopy(dataset)
     except (TypeError, RuntimeError):  # of shared memory, or an open file
@@ -402,7 +407,9 @@ def bytes_of_samples(seen: Evidence) -> Lines:
         [*items(_with_exact_arrays(dataset, lines), range(min(DRAWS, len(dataset))))]
     lines += [remark.text for remark in cuts.remarks if remark.check == "bytes-wrap"]
     if lines:
-        yield Line(f"in the dataset, {lines[0]}", subject="dataset")
+        owner = type(dataset.dataset if isinstance(dataset, Subset) else dataset)
+        is_circle = any(map(CIRCLE.search, _names_of(owner)))
+        yield Line(f"in the dataset, {lines[0]}", "note" if is_circle else None, subject="dataset")
 
 
 @check("mask-resized", "likely", at="data")
