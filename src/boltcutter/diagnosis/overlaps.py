@@ -217,11 +217,12 @@ def _two_parts(sample: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _share_of_rows(one: Tensor, other: Tensor) -> float:
-    """The share of the rows of the smaller part that are in the other one; 0 if they follow one another, as times."""
+    """The share of the rows of the smaller part that are in the other one; 0 if they are at regular places."""
     keys = [[digest(row) for row in part] for part in sorted((one, other), key=len)]
     places = [keys[1].index(key) for key in keys[0] if key in keys[1]]
     steps = {b - a for a, b in pairwise(places)}
-    return len(places) / len(keys[0]) if steps - {1} else 0.0
+    is_regular = not steps - {1} or (len(places) > FEWEST_COPIES and len(steps) == 1)
+    return 0.0 if is_regular else len(places) / len(keys[0])
 
 
 @check("group-overlap", "likely", at="data")

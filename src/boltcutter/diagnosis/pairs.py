@@ -131,8 +131,8 @@ def no_stop_gradient(seen: Evidence) -> Lines:
         return
     base = probe.base("training_step")
     value, means = _value(base), [mean for _, mean in base.pairs]
-    if value is None or not means or not all(both for both, _ in base.pairs):
-        return
+    if value is None or not means or not all(both for both, _ in base.pairs) or base.differentiates:
+        return  # or both sides are derivatives, as of an equation
     if any(c.kind == "cosine_embedding_loss" and bool((c.target < 0).any()) for c in base.calls):
         return  # whose other pairs are kept apart
     total = sum(means)

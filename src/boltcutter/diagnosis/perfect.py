@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boltcutter.diagnosis.calls import CLASSES, has_values, is_function
+from boltcutter.diagnosis.calls import CLASSES, has_values, is_equal, is_function
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.epochs import replay
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
@@ -50,7 +50,10 @@ def other_units(seen: Evidence) -> Lines:
     raw = [t.flatten() for t in tensors_of(probe.batches["validation_step"]) if t.is_floating_point()]
     base = probe.base("validation_step")
     trace = _trained(probe)
-    for prediction, target in _compared(trace) if trace else ():
+    pairs = [*_compared(trace)] if trace else []
+    for prediction, target in pairs:
+        if any(is_equal(t, target) and not has_values(p, prediction) for p, t in pairs):
+            continue  # of several networks, all of which would have to be perfect
         layers = _layers_of(trace, prediction)  # type: ignore[arg-type]
         sources = [t for t in raw if t.numel() == target.numel() >= FEWEST and is_function(t, target.flatten())]
         if not layers or not sources:
@@ -101,6 +104,8 @@ def imperfect_scores(seen: Evidence) -> Lines:
     for call in calls if len(calls) <= MOST else ():
         if trace is None or (perfect := _perfect_logits(call.kind, call)) is None:
             return
+        if any(is_equal(c.target, call.target) and not has_values(c.prediction, call.prediction) for c in calls):
+            continue  # of several networks, all of which would have to be perfect
         layers, target = _layers_of(trace, call.prediction), call.target
         is_label = _is_of_batch(target, tensors_of(probe.batches["validation_step"]), several=len(calls) > 1)
         if not layers or not is_label or float(target.float().std()) == 0:
@@ -287,9 +292,13 @@ def _validated_with(probe: Probe, layers: Sequence[str], output: Tensor) -> Trac
     """A validation step in which the first layer that returns one tensor returns given values; else an empty one."""
     for layer in layers:
         calls: list[bool] = []
+        inputs: list[list[Tensor]] = []
 
-        def hook(part: nn.Module, given: Any, result: Any, calls: list[bool] = calls) -> Any:
-            calls.append(isinstance(result, Tensor) and result.numel() == output.numel())
+        def hook(part: nn.Module, given: Any, result: Any, calls: list[bool] = calls, inputs: Any = inputs) -> Any:
+            inputs.append([t.detach().clone() for t in tensors_of(given)])
+            # Of another call, as for mirrored pictures, other values are perfect.
+            is_first = all(map(is_equal, inputs[0], inputs[-1]))
+            calls.append(isinstance(result, Tensor) and result.numel() == output.numel() and is_first)
             return output.reshape(result.shape).to(result) if calls[-1] else None
 
         handle = probe.module.get_submodule(layer).register_forward_hook(hook)
