@@ -29,6 +29,7 @@ SAME = 1e-3  # relative
 LATE = 1000  # times as long
 RATES = (0.5, 1.0, 2.0)  # of exp(-s / 2), exp(-s) and exp(-2 s)
 POLICIES = re.compile(r"log_prob|advantage|polic(y|ies)|(^|_)actor", re.IGNORECASE)
+CYCLES = re.compile(r"cycl|restart|period", re.IGNORECASE)  # which begin again on purpose
 TIMES = frozenset(("current_epoch", "global_step", "epoch", "step", "total_batch_idx"))
 WEIGHTS = re.compile(
     r"(^|_)(beta|kl|klw|weight|alpha|lam|lambda|ramp|warm|warm_?up|anneal\w*|coef\w*|factor|scale)(_|$)"
@@ -187,7 +188,7 @@ def ramp_restarts(seen: Evidence) -> Lines:
         code = function.__code__
         if not names or TIMES & {*code.co_names} or any("epoch" in n for n in (*code.co_names, *code.co_varnames)):
             continue
-        tree = tree_of(function)
+        tree, texts = tree_of(function), [*code.co_varnames, function.__doc__ or ""]
         counted = {*names}
         for node in _that_count(tree) if tree is not None else ():
             if isinstance(node, ast.Assign) and _mentions(node.value, counted) and not isinstance(node.value, ast.Call):
@@ -197,6 +198,7 @@ def ramp_restarts(seen: Evidence) -> Lines:
                 yield Line(
                     f"`{text}` ({function.__qualname__}, line {line}) begins again in each epoch, as "
                     f"{min(names)} does; use self.trainer.global_step",
+                    "note" if any(map(CYCLES.search, (function.__qualname__, *code.co_names, *texts))) else None,
                     subject=f"{function.__qualname__}:{line}",
                 )
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from functools import partial
@@ -14,6 +15,7 @@ from torch.optim import Adam, Adamax, AdamW, NAdam, RAdam
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import WITH_WEIGHTS, Evidence, Update, sampled
 from boltcutter.diagnosis.source import depends_on_time, is_installed, is_mentioned, is_only_in_branches
+from boltcutter.diagnosis.statements import functions_of
 from boltcutter.internals import foreach_norm
 
 EARLY = 8  # optimizer steps, all of which are looked at
@@ -24,6 +26,7 @@ LARGE_OF_ADAM = 0.3  # its rate is by how much it changes each weight at first
 HUGE = 2.0  # change of a matrix in one step, relative to its size, and to 1 / sqrt(fan-in)
 ONE = torch.ones(1)
 ENOUGH, MOSTLY = 6, 0.7  # looks, and their share
+COUNTS = re.compile(r" % |len\(|step|frame|start|warm|count|size|batch_idx|epoch")
 COLLAPSED = 0.02  # size of the weights, relative to the start
 
 
@@ -418,10 +421,25 @@ def skipped_steps(seen: Evidence) -> Lines:
     """training_step returned None for over 20% of the batches that were looked at, and for five or more of them."""
     known = seen.module.automatic_optimization and seen.forward_passes >= 5
     if known and 0.2 < seen.without_loss / seen.forward_passes < 1:
-        yield (
+        yield Line(
             f"training_step returned None for {seen.without_loss} of {seen.forward_passes} batches that were "
-            "looked at, which are not trained on; find out why"
+            "looked at, which are not trained on; find out why",
+            "note" if _skips_by_count(seen) else None,
         )
+
+
+def _skips_by_count(seen: Evidence) -> bool:
+    """Whether training_step returns nothing if a number of steps, or the size of a buffer, says so."""
+    steps = [place.tree for place in functions_of(seen.module) if place.tree.name == "training_step"]
+    for node in (n for tree in steps for n in ast.walk(tree) if isinstance(n, ast.If)):
+        is_left = any(isinstance(n, ast.Return) and _is_none(n.value) for n in node.body)
+        if is_left and COUNTS.search(ast.unparse(node.test)):
+            return True
+    return False
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return value is None or (isinstance(value, ast.Constant) and value.value is None)
 
 
 def callbacks(seen: Evidence) -> list[object]:

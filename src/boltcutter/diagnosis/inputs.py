@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler
 
 from boltcutter.diagnosis.calls import named_parts, remarks
 from boltcutter.diagnosis.checks import Line, Lines, check, some
@@ -29,6 +30,7 @@ NOT_ADDITIVE = re.compile(
     re.IGNORECASE,
 )
 NOT_ADDITIVE_CLASS = re.compile("F1|FBeta|AUROC|AveragePrecision|R2|Pearson|Spearman|Kappa|Matthews|Concordance")
+BEFORE = ("on_validation_start", "on_validation_epoch_start")
 MANY = 64  # values of a tensor, fewer of which may be equal by chance
 LARGE = 1000.0  # size of a column, and its ratio to that of the others
 MOST_DROPPED = 0.7  # share of conditions
@@ -422,9 +424,13 @@ def metric_shared(seen: Evidence) -> Lines:
         return
     both = [probe.base(kind) for kind in ("training_step", "validation_step")]
     logged = {id(value) for trace in both for value in trace.logged.values() if is_metric_object(value)}
-    computes = any("compute" in code.co_names for code in codes_of(seen.module))
+    codes = codes_of(seen.module)
+    computes = any("compute" in code.co_names for code in codes)
     metrics = dict(seen.module.named_modules())
     for name in sorted(both[0].metrics & both[1].metrics):
+        is_of_batches = not any(value is metrics[name] for value in both[0].logged.values())
+        if is_of_batches and any(code.co_name in BEFORE and "reset" in code.co_names for code in codes):
+            continue  # training logs only values of batches, and validation begins anew
         if computes or id(metrics[name]) in logged:
             yield (
                 f"{name} is updated in training and in validation, so each of its values mixes both; create a metric "
@@ -444,10 +450,14 @@ def averaged_metric(seen: Evidence) -> Lines:
         kinds = {name: base.of_metrics.get(name, "") for name in base.averaged}
         names = sorted(n for n, kind in kinds.items() if NOT_ADDITIVE.search(n) or NOT_ADDITIVE_CLASS.search(kind))
         names = [n for n in names if count > 1 and not _is_additive(probe, n, count)]
-        if names and len(seen.splits.loaders["validation"]) > 1:
-            yield (
+        loader = seen.splits.loaders["validation"]
+        if names and len(loader) > 1:
+            batches = getattr(loader, "batch_sampler", None)
+            is_grouped = type(batches) is not BatchSampler or batches.batch_size < count  # as by user
+            yield Line(
                 f"{names[0]} is computed for each batch, and the mean of these is logged, which is not its value for "
-                "all samples; update a metric of torchmetrics, and log it"
+                "all samples; update a metric of torchmetrics, and log it",
+                "note" if is_grouped else None,
             )
 
 

@@ -34,6 +34,7 @@ GROUPS = re.compile(
     r"^_?(patients?|subjects?|participants?|donors?|volunteers?|animals?)(_?(ids?|index|idx|names?|numbers?|nos?))?$",
     re.IGNORECASE,
 )
+TOPICS = re.compile(r"^_?(subjects?|animals?)(_?names?)?$", re.IGNORECASE)  # or kinds, if they have no number
 WITHIN_GROUPS = re.compile(
     r"personal|calibrat|within_|per_(subject|patient|user)|embed\w*_(subject|patient)", re.IGNORECASE
 )
@@ -288,6 +289,8 @@ def _named_groups(seen: Evidence, name: str) -> dict[Any, list[int]]:
     is_tensor = isinstance(samples[0][keys[0]], int | float | Tensor | np.generic)
     if is_tensor and keys[0] not in probe.base(kind).unread:
         return found  # an input, or a target
+    if TOPICS.match(keys[0]) and _are_words([sample[keys[0]] for sample in samples if keys[0] in sample]):
+        return found
     for sample in samples:
         if keys[0] in sample and isinstance(group := _plain(sample[keys[0]]), Hashable):
             found.setdefault(group, []).append(0)
@@ -316,9 +319,15 @@ def _group_column(dataset: Any) -> tuple[list[int], list[Any]] | None:
         is_column = isinstance(value, list | tuple | Tensor | np.ndarray) or hasattr(value, "iloc")
         if GROUPS.match(name) and name != "groups" and is_column and not hasattr(value, "columns"):
             groups = [*value] if len(value) == len(dataset) else []
+            if TOPICS.match(name) and _are_words(groups):
+                continue
             if groups and all(isinstance(_plain(g), Hashable) for g in groups):
                 return [*range(len(groups))], groups
     return None
+
+
+def _are_words(values: Sequence[Any]) -> bool:
+    return not any(char in "0123456789" for value in values for char in str(value))
 
 
 def _plain(value: Any) -> Any:

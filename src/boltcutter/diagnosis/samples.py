@@ -380,11 +380,30 @@ def updated_in_validation(seen: Evidence) -> Lines:
         and not DRAWN.search(n)
         and not any(n.startswith(f"{metric}.") for metric in metrics)
     ]  # fmt: skip
+    names = [n for n in names if _is_kept(probe, n)]
     if names:
         yield (
             f"{some(names)} is updated in validation, too, so what is trained afterwards depends on validation data; "
             "update it only if self.training"
         )
+
+
+def _is_kept(probe: Probe, name: str) -> bool:
+    """Whether the loss of a training step, or the buffer after it, depends on the value that a buffer has before."""
+    buffer, found = probe.module.get_buffer(name), list[Tensor]()
+    old = buffer.clone()
+
+    def read(loss: Any) -> None:
+        values = [loss.get("loss") if isinstance(loss, dict) else loss, probe.module.get_buffer(name)]
+        found.append(torch.cat([t.detach().flatten().float().cpu() for t in values if isinstance(t, Tensor)]))
+
+    try:
+        for factor in (1, 2):
+            buffer.copy_(factor * old + factor - 1)
+            probe.run("training_step", probe.batches["training_step"], training=True, record=False, then=read)
+    finally:
+        buffer.copy_(old)
+    return len(found) < 2 or not torch.equal(*found)
 
 
 @check("global-seed", "likely", at="probe")

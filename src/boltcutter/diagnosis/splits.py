@@ -43,6 +43,7 @@ TURNS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t.rot90(1, (-2, -1)),
     lambda t: t.rot90(3, (-2, -1)),
 )
+MOST = 0.6  # share of samples
 LEFT = 0.01  # share of a split
 LABELS = re.compile(r"label|target|(^|\.)y$|class", re.IGNORECASE)
 AUGMENTED = re.compile(r"augment|transform|jitter|flip|crop|rotate|perturb", re.IGNORECASE)
@@ -191,6 +192,10 @@ def target_not_flipped(seen: Evidence) -> Lines:
     if dataset is None or isinstance(dataset, IterableDataset):
         return
     draws: list[list[Any]] = []
+    with seeded(0):  # two numbers may be a place by chance
+        found = [_picture_and_mask(each) is not None for each in items(dataset, range(min(4 * DRAWS, len(dataset))))]
+    if sum(found) < MOST * len(found):
+        return
     for seed in range(DRAWS):
         with seeded(seed):
             draws.append([_picture_and_mask(each) for each in items(dataset, range(min(DRAWS, len(dataset))))])
