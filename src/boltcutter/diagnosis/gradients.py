@@ -14,7 +14,7 @@ from torch.optim import Adam, Adamax, AdamW, NAdam, RAdam
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import WITH_WEIGHTS, Evidence, Update, sampled
-from boltcutter.diagnosis.source import depends_on_time, is_installed, is_mentioned, is_only_in_branches
+from boltcutter.diagnosis.source import codes_of_users, depends_on_time, is_installed, is_mentioned, is_only_in_branches
 from boltcutter.diagnosis.statements import functions_of
 from boltcutter.internals import foreach_norm
 
@@ -402,18 +402,50 @@ TEACHER = re.compile(
 )
 
 
+CLEAR = re.compile(r"(teacher|ema|frozen|momentum)(_|$)|(ref|reference)_(model|policy)$")
+SETS = frozenset(("load_state_dict", "copy_", "lerp_", "mul_", "update_parameters", "soft_update"))
+
+
 @check("teacher-trained", "likely", at="summary")
 def teacher_trained(seen: Evidence) -> Lines:
     """A part that is named teacher, ema, target_network or alike gets gradients, in the optimizer of other parts."""
     for optimizer in seen.optimizers if seen.step >= 3 else ():
         names = [seen.names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
-        named = [n for n in names if TEACHER.search(n) and n in seen.got_nonzero]
+        named = [n for n in names if TEACHER.search(n) and n in seen.got_nonzero and _is_target(seen, n)]
         if named and any(n in seen.got_nonzero and not TEACHER.search(n) for n in names):
             yield (
                 f"{some(named)} is trained together with the rest, though its name says that it is a target; set "
                 "requires_grad_(False), and compute it within no_grad()"
             )
             return
+
+
+def _is_target(seen: Evidence, name: str) -> bool:
+    """Whether a part with such a name is a target by more than it: others' names mean data, as of drugs and targets.
+
+    It has a twin of the same shapes, and code sets weights; or its name is clear, and no code cuts its gradient, as of
+    a teacher that has a loss of its own.
+    """
+    part = name[: TEACHER.search(name).end() - 1]  # type: ignore[union-attr]
+    key = part.rpartition(".")[2]
+    if not CLEAR.match(key):
+        shapes = [p.shape for p in seen.module.get_submodule(part).parameters()]
+        others = [m for n, m in seen.module.named_modules() if not f"{n}.".startswith(f"{part}.") and n]
+        has_twin = any([p.shape for p in other.parameters()] == shapes for other in others)
+        return has_twin and any(SETS & {*code.co_names} for code in codes_of_users(seen.module, seen.trainer))
+    return not any(_is_cut(place.tree, key) for place in functions_of(seen.module))
+
+
+def _is_cut(tree: ast.AST, key: str) -> bool:
+    """Whether what a part returns is detached."""
+    pairs = list[tuple[ast.expr, ast.expr]]()
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Assign) and len(n.targets) == 1):
+        target, value = node.targets[0], node.value
+        both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
+        pairs += zip(target.elts, value.elts, strict=True) if both else [(target, value)]  # type: ignore[attr-defined]
+    made = [ast.unparse(target) for target, value in pairs if f".{key}(" in ast.unparse(value)]
+    cut = [n.value for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "detach"]
+    return any((text := ast.unparse(value)) in made or f".{key}(" in text for value in cut)
 
 
 @check("skipped-steps", "likely", at="summary")

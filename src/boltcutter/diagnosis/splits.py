@@ -54,7 +54,7 @@ FEWEST_OF_CLASS = 8  # samples
 MAX_BOXES = 100  # of a sample
 MOST_INDICES = 256  # of a sampler
 LEVELS = 16  # samples whose parts are compared
-SAME = 0.999999  # correlation
+ROUNDED = 1e-9  # share of the variance
 SHUFFLES = frozenset(("randperm", "permutation", "shuffle", "choice", "multinomial"))
 SEEDS = frozenset(("manual_seed", "RandomState", "default_rng", "seed", "Random"))
 
@@ -370,7 +370,7 @@ def target_column(seen: Evidence) -> Lines:
         column = column - column.mean()
         correlation = ((x * column[:, None]).sum(0) / (x.norm(dim=0) * column.norm() + 1e-12)).abs()
         best = int(correlation.nan_to_num().argmax())
-        if float(correlation[best]) > SAME:
+        if 1 - float(correlation[best]) ** 2 < ROUNDED:  # a state a moment before is almost the target
             yield f"column {best} of the inputs is the target (correlation 1.000000); leave it out"
             return
 
