@@ -39,6 +39,7 @@ from boltcutter.diagnosis.source import own_classes
 from boltcutter.structure import map_tensors, take_rows
 
 MOST_PASSES = 60
+FEWEST_JOINED = 4  # samples
 MOST_ITEMS = 10_000  # of a container, whose own ones are looked at
 MOST_BYTES = 1 << 30  # of tensors that are kept of a pass
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -484,6 +485,21 @@ def set_generator_state(generator: Any, state: Any) -> None:
 def take(batch: Any, rows: Tensor) -> Any:
     """Other rows of all tensors that have one for each sample."""
     return take_rows(batch, rows, len(rows))
+
+
+def are_joined(tensors: list[Tensor]) -> bool:
+    """Whether samples of several lengths are joined: a part has the lengths, the begins or the owners of rows."""
+    most = max((len(t) for t in tensors if t.ndim), default=0)
+    for t in (t for t in tensors if t.ndim == 1 and t.dtype in (torch.int64, torch.int32) and len(t) >= FEWEST_JOINED):
+        steps, first, last, total = t.diff(), int(t[0]), int(t[-1]), int(t.sum())
+        if len(t) == most:
+            found = first == 0 and 1 < last < most // 2 and bool(((steps == 0) | (steps == 1)).all())
+        else:
+            is_rising = first == 0 and len(t) < last <= most and bool((steps >= 0).all())
+            found = is_rising or (int(t.min()) >= 0 and any(len(u) == total for u in tensors if u.ndim))
+        if found:
+            return True
+    return False
 
 
 def is_close(a: Tensor, b: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
-from boltcutter.diagnosis.probe import Probe, Trace, is_close, take, tolerance
+from boltcutter.diagnosis.probe import Probe, Trace, are_joined, is_close, take, tolerance
 from boltcutter.diagnosis.source import codes_of, own_classes, says
 from boltcutter.structure import map_tensors, take_rows
 
@@ -81,21 +81,6 @@ def numbers_rows(t: Tensor, count: int) -> bool:
     if t.dtype not in (torch.int64, torch.int32) or not t.ndim or not t.numel() or len(t) == count:
         return False
     return int(t.min()) == 0 and int(t.max()) == count - 1
-
-
-def are_joined(tensors: list[Tensor]) -> bool:
-    """Whether samples of several lengths are joined: a part has the lengths, the begins or the owners of rows."""
-    most = max((len(t) for t in tensors if t.ndim), default=0)
-    for t in (t for t in tensors if t.ndim == 1 and t.dtype in (torch.int64, torch.int32) and len(t) >= FEWEST):
-        steps, first, last, total = t.diff(), int(t[0]), int(t[-1]), int(t.sum())
-        if len(t) == most:
-            found = first == 0 and 1 < last < most // 2 and bool(((steps == 0) | (steps == 1)).all())
-        else:
-            is_rising = first == 0 and len(t) < last <= most and bool((steps >= 0).all())
-            found = is_rising or (int(t.min()) >= 0 and any(len(u) == total for u in tensors if u.ndim))
-        if found:
-            return True
-    return False
 
 
 def halves(probe: Probe) -> Iterator[tuple[slice, Trace]]:

@@ -12,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from boltcutter.diagnosis.calls import DIFFERENCES, LOSSES, is_equal, rows_of
 from boltcutter.diagnosis.checks import Line, Lines, check
-from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
-from boltcutter.diagnosis.probe import STEPS, Probe, Trace, is_close, kept, rows_that_differ, seeded, take
+from boltcutter.diagnosis.probe import STEPS, Probe, Trace, are_joined, is_close, kept, rows_that_differ, seeded, take
 from boltcutter.diagnosis.source import is_installed
 from boltcutter.structure import flatten, with_tensors
 
@@ -36,7 +36,7 @@ def steps_with_losses(seen: Evidence) -> Iterator[tuple[Probe, str, int]]:
         probe = seen.probe
         if probe is None or kind not in probe.batches or (count := probe.size(kind)) < FEWEST:
             continue
-        if probe.base(kind).calls:
+        if probe.base(kind).calls and not are_joined(tensors_of(probe.batches[kind])):
             yield probe, kind, count
 
 
