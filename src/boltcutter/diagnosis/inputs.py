@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
-from boltcutter.diagnosis.calls import named_parts, remarks
+from boltcutter.diagnosis.calls import is_equal, named_parts, remarks
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of, values
 from boltcutter.diagnosis.graph import name_of, nodes_behind, saved
@@ -598,6 +598,10 @@ def unread_batch(seen: Evidence) -> Lines:
     given = next(iter(inspect.signature(probe.module.training_step).parameters), "_")
     is_counter = given.startswith("_") or probe.size("training_step") < 2  # which only says how many steps there are
     if held.reads_batch and not train.reads_batch and train.calls and not is_counter:
+        other = probe.run("training_step", probe.batches["training_step"], training=True, seed=1)
+        inputs = [[t for name, t in trace.tensors if name.startswith("the input of ")] for trace in (train, other)]
+        if all(inputs) and not is_equal(inputs[0][0], inputs[1][0]):
+            return  # it draws samples
         yield (
             "training_step reads nothing of its batch, so each step has the same samples, which may be those of "
             "validation, too; choose those of the batch"

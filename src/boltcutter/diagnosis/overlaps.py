@@ -158,7 +158,10 @@ def divides_samples(seen: Evidence) -> bool:
     if probe is None or not {*kinds} <= probe.batches.keys():
         return False
     probe.end, probe.most = monotonic() + SECONDS, probe.passes + len(kinds)
-    traces = [probe.run(kind, probe.batches["validation_step"], training=False) for kind in kinds]
+    try:
+        traces = [probe.run(kind, probe.batches["validation_step"], training=False) for kind in kinds]
+    except Exception:  # of the user's code, which may not take the batch
+        return False
     first, second = (next((t for name, t in trace.tensors if "input of" in name), None) for trace in traces)
     return first is not None and second is not None and not is_close(first, second)
 
