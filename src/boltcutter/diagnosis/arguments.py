@@ -226,10 +226,18 @@ def keys_of(batch: Any) -> set[str]:
     return {*map(str, batch.keys())} if callable(getattr(batch, "keys", None)) else set()
 
 
+def parts_of(batch: Any) -> list[Any]:
+    """What a batch that is a sequence or a mapping consists of."""
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return [*parts]
+
+
 @check("mismatched-keys", "likely", at="probe")
 def other_key(seen: Evidence) -> Lines:
     """A call gets two dictionaries' values of different keys, where calls beside it have the same key of both."""
-    known = set[str]().union(*map(keys_of, seen.probe.batches.values())) if seen.probe is not None else set[str]()
+    batches = [*seen.probe.batches.values()] if seen.probe is not None else []
+    known = set[str]().union(*map(keys_of, batches))
+    inner = [keys for batch in batches for keys in map(keys_of, parts_of(batch)) if keys]
     for code in code_of(seen):
         pairs: dict[tuple[str, str, str], list[tuple[ast.Call, str, str]]] = {}
         for call in (node for node in ast.walk(code.tree) if isinstance(node, ast.Call) and len(node.args) > 1):
@@ -243,7 +251,8 @@ def other_key(seen: Evidence) -> Lines:
             if first == second or len(crossed) != 1 or not twins or len(found) > len(twins) + 1:
                 continue
             call, a, b = crossed[0]
-            is_there = second not in BATCHES or a in known
+            holders = [keys for keys in inner if b in keys]  # mappings of the batch, which may be the second one
+            is_there = a in known if second in BATCHES else not holders or any(a in keys for keys in holders)
             if b in twins and a not in twins and is_there:
                 line = code.line + call.lineno - 1
                 yield Line(
@@ -267,7 +276,9 @@ def other_split(seen: Evidence) -> Lines:
             )
             read = sorted(word for word in words if OF_TRAINING.fullmatch(word))
             own = {word.replace("train", "val") for word in read} | {word.replace("train", "test") for word in read}
-            if read and own & known and not any(re.match("val|test", word) for word in words):
+            texts = {str(n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant)} if tree is not None else set()
+            names = words | (texts & {"val", "valid", "validation", "test"})
+            if read and own & known and not any(re.match("val|test", name) for name in names):
                 yield Line(
                     f"{name} reads {read[0]}, which by its name is of training, and not {min(own & known)}, so that it "
                     "rates what was trained",

@@ -78,6 +78,8 @@ class Cuts(TorchFunctionMode):
         # Samples of a distribution with a gradient: whether a layer, and a score, get it.
         self.drawn = WeakTensorKeyDictionary()
         self.samples: list[list[bool]] = []
+        self.sampled_from: dict[int, list[list[bool]]] = {}  # samples, by the memory of their mean
+        self.keeps_fractions = False  # whether what is lost of the batch as integers is computed
         self.truncated: list[Tensor] = []
         self.over_heads = WeakTensorKeyDictionary()  # products of attention whose softmax is over its heads
         self.weights = WeakTensorKeyDictionary()  # results of a softmax: its dimension, from the end
@@ -242,6 +244,13 @@ class Cuts(TorchFunctionMode):
                 state = self.drawn[t]
                 state[0] |= name in LAYERS
                 state[1] |= name not in LAYERS and any(other.requires_grad for other in given if other is not t)
+        if name in ("sub", "__sub__", "__rsub__") and len(given) == 2:
+            one, other = given
+            if any(is_part(one, each) for each in self.batch):
+                for state in self.sampled_from.get(other.data_ptr(), ()):  # as of log_prob() of what is in the batch
+                    state[1] = True
+            parts = [t for t in given if t.is_floating_point() and any(is_part(t, each) for each in self.batch)]
+            self.keeps_fractions |= bool(parts) and any(not t.is_floating_point() for t in given)
         if name in NOISES:
             is_drawn = name == "normal" and not torch.is_grad_enabled() and any(t.requires_grad for t in given)
             for t in found:
@@ -249,6 +258,7 @@ class Cuts(TorchFunctionMode):
                 if is_drawn:
                     self.drawn[t] = state = [False, False]
                     self.samples.append(state)
+                    self.sampled_from.setdefault(given[0].data_ptr(), []).append(state)
 
     def _follow_order(self, name: str, args: Any, kwargs: Any, found: Sequence[Tensor]) -> None:
         """Follow an ascending order of the samples to a cumulative sum of exponentials, as of risk sets."""
@@ -641,7 +651,7 @@ class Cuts(TorchFunctionMode):
                 f"the target of {name}, of {tuple(target.shape)}, was drawn at random, and nothing else uses it, so "
                 "nothing can be learned of it; keep the noise that was added, and pass it as the target",
             )
-        for t in self.truncated:
+        for t in self.truncated if not self.keeps_fractions else ():
             if t.numel() == target.numel() and torch.equal(t.flatten(), target.detach().flatten().to(t)):
                 self._say(
                     "truncated-target",

@@ -242,7 +242,7 @@ def _loss(node: Any) -> Loss:
     kind, source = LOSSES[node.name()], operation_behind(node)
     before = operation_behind(source) if name_of(source) == "LogSoftmax" else None
     names = ("log_probs", "targets") if kind == "ctc_loss" else ("self", "target")
-    options = {each: saved(node, each) for each in ("ignore_index", "reduction")} if kind == "nll_loss" else {}
+    options = {each: saved(node, each) for each in ("ignore_index", "reduction")}
     prediction, target = (saved(node, name) for name in names)
     return Loss(kind, prediction, target, name_of(source), source, name_of(before), options, node)
 

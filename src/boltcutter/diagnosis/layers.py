@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, Repeat, is_metric, overrides, sampled
-from boltcutter.diagnosis.graph import depends_on
+from boltcutter.diagnosis.graph import depends_on, leaves_behind
 from boltcutter.diagnosis.source import says
 from boltcutter.internals import BatchNorm, NormWithStatistics
 
@@ -25,6 +25,8 @@ SHARING = re.compile(
     re.IGNORECASE,
 )
 COPY = re.compile(r"(^|_)(target|teacher|ema|average|averaged|momentum|reference|old|slow)(_|$)", re.IGNORECASE)
+LINEAR_ON_PURPOSE = re.compile("linear[ _]?(net|model|auto)|deep[ _]?linear", re.IGNORECASE)
+SIDES = re.compile(r"(source|src|input|context|query|anchor|left|first)(_|$)", re.IGNORECASE)
 # Operations of the graph of a linear network and its loss.
 LINEAR = frozenset(
     (
@@ -333,6 +335,8 @@ def same_network(seen: Evidence) -> Lines:
             copies = [n for n in group if COPY.search(n)]
             if copies and len(copies) < len(group):
                 other = next(n for n in group if n not in copies)
+                if SIDES.match(other):  # such as the two languages of a translation
+                    continue
                 yield Line(
                     f"{copies[0]} is {other} itself, not a copy, so it changes with each step; use copy.deepcopy()",
                     subject=f"{owner}.{copies[0]}",
@@ -349,7 +353,8 @@ def no_activation(seen: Evidence) -> Lines:
     found = [(n, m) for n, m in seen.parts if isinstance(m, nn.Linear) and id(m.weight) in reached]
     for (a, first), (b, second) in pairwise(found):
         wide = first.out_features == second.in_features >= min(first.in_features, second.out_features)
-        if wide and not says(seen.module, re.compile("linear[ _]?(net|model|auto)|deep[ _]?linear", re.IGNORECASE)):
+        behind = leaves_behind(seen.loss, {id(second.weight)}) if wide else {}
+        if id(first.weight) in behind.get(id(second.weight), ()) and not says(seen.module, LINEAR_ON_PURPOSE):
             yield Line(
                 f"there is no activation between {a} and {b}, nor anywhere else, so the network is a linear model; put "
                 "nn.ReLU() or alike between the layers",

@@ -41,6 +41,8 @@ RANGES = {
 FLAT = frozenset(("round", "sign", "floor", "ceil", "trunc", "heaviside"))  # operations whose derivative is 0
 MANY = 1_000_000  # values that are summed
 FEWEST = 8  # values of a softmax
+NONE = 0  # reduction="none", as the graph keeps it
+TIES = ("margin_ranking_loss", "soft_margin_loss")  # a target of 0 has no gradient
 LATE = 100  # steps, after which a reconstruction is rated
 WIDE = 16  # samples of a batch, and values of a sample
 EXPLAINED = 0.02  # share of the variance
@@ -288,6 +290,8 @@ def bce_target(seen: Evidence) -> Lines:
         low, high = extremes(loss.target)
         if low < -1e-3 or high > 1 + 1e-3:
             outside = (loss.target < -1e-3) | (loss.target > 1 + 1e-3)
+            if loss.options["reduction"] == NONE and {0.0, 1.0} <= {*loss.target.unique()[:3].tolist()}:
+                continue  # one value outside says that the label is unknown, and a mask leaves its loss out
             yield Line(
                 f"targets of binary cross-entropy are {low:g} to {high:g}, so its minimum is -Inf; scale them to 0–1",
                 sample=seen.sample(outside),
@@ -301,19 +305,27 @@ def margin_target(seen: Evidence) -> Lines:
     for loss in losses(
         seen, "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "cosine_embedding_loss"
     ):
-        if loss.target is not None and bool((loss.target.abs() != 1).any()):
+        if loss.target is None:
+            continue
+        has_both = all(bool((loss.target == side).any()) for side in (-1, 1))
+        wrong = (loss.target.abs() != 1) & ~((loss.target == 0) & (loss.kind in TIES and has_both))
+        if bool(wrong.any()):
             low, high = extremes(loss.target)
             yield Line(
                 f"targets of {loss.kind} are {low:g} to {high:g}, but must be -1 or 1; use 2 * target - 1",
-                sample=seen.sample(loss.target.abs() != 1),
+                sample=seen.sample(wrong),
             )
 
 
 @check("target-sum", "likely", at="probe")
 def target_sum(seen: Evidence) -> Lines:
     """Targets of cross-entropy that are no indices have rows of which over 20% sum to more than 1.5."""
+    batch = seen.probe.batches.get("training_step") if seen.probe is not None else None
+    inputs = tensors_of(inputs_of(batch))
     for loss in losses(seen, "cross_entropy"):
         t = loss.target
+        if t is not None and any(x.shape == t.shape and torch.equal(x, t) for x in inputs):
+            continue  # the likelihood of how often each item is there, as of a multinomial distribution
         if t is not None and t.is_floating_point() and t.ndim > 1 and t.numel():
             share = float((t.sum(1) > 1.5).float().mean())
             if share > 0.2:
@@ -366,7 +378,8 @@ def broadcasting(seen: Evidence) -> Lines:
     """Prediction and target are broadcast against each other, as (N, 1) and (N,), to N × N pairs."""
     for loss in losses(seen, *REGRESSIONS):
         p, t = loss.prediction, loss.target
-        if p is not None and t is not None and is_broadcast(p, t):
+        is_pair = p is not None and p.ndim > 2 and loss.options.get("reduction") in (NONE, "none")  # within a sample
+        if p is not None and t is not None and not (is_pair and len(p) == len(t)) and is_broadcast(p, t):
             yield (
                 f"{loss.kind} compares each prediction with each target, {tuple(p.shape)} and {tuple(t.shape)}, so it "
                 "learns the mean; give prediction and target the same shape"
@@ -388,8 +401,13 @@ def nan_hidden(seen: Evidence) -> Lines:
     """A value that nan_to_num replaces within the graph is NaN or infinite, but not -inf, nor that of a masked row."""
     for node in seen.graph.replaced if seen.graph else ():
         value = saved(node, "self")
-        hidden = value.isnan() | value.isposinf() if isinstance(value, Tensor) and not value.is_complex() else None
-        if hidden is not None and bool(hidden.any()) and not _is_masked_softmax(node, hidden):
+        if not isinstance(value, Tensor) or value.is_complex():
+            continue
+        hidden = value.isnan() | value.isposinf()
+        for part in tensors_of(seen.batch):
+            if part.is_floating_point() and part.shape == hidden.shape:
+                hidden &= ~part.isnan()  # what is missing in the data
+        if bool(hidden.any()) and not _is_masked_softmax(node, hidden):
             yield (
                 f"nan_to_num hides that {float(hidden.float().mean()):.0%} of the values of {tuple(hidden.shape)} in "
                 "the loss are not finite; find where they come from"

@@ -40,8 +40,12 @@ LOWER = re.compile(
     f"|lpips|eer|bpd|bpc{AFTER}",
     re.IGNORECASE,
 )
-
-
+# What turns the meaning of a name, as of a gap between two accuracies.
+TURNED = re.compile(
+    f"{BEFORE}gap|diff|difference|drop|std|var|variance|spread|neg|negative|gain|reduction|improvement|change|delta"
+    f"|skill|regret|deviation|disparity{AFTER}",
+    re.IGNORECASE,
+)
 STEPS = re.compile(r"total|steps|iters|t_max", re.IGNORECASE)
 
 
@@ -272,6 +276,8 @@ def monitor_mode(seen: Evidence) -> Lines:
             monitored.append(("ReduceLROnPlateau", config.monitor, config.scheduler.mode))
     for owner, monitor, mode in monitored:
         higher, lower = bool(HIGHER.search(monitor)), bool(LOWER.search(monitor))
+        if TURNED.search(monitor):
+            continue
         if higher != lower and mode == ("min" if higher else "max"):
             yield Line(
                 f"{owner} takes the {'lowest' if mode == 'min' else 'highest'} {monitor} for the best; set "
@@ -287,12 +293,16 @@ def milestones_of(scheduler: Any) -> list[int]:
 
 def _lengths(scheduler: Any) -> list[int]:
     """Numbers of calls for which a schedule is made."""
-    found = [vars(scheduler).get(name) for name in ("T_max", "total_steps", "total_iters")]
+    own = vars(scheduler)
+    rises = own.get("start_factor", 1) < own.get("end_factor", 1)  # a warm-up says nothing of the whole
+    found = [own.get(name) for name in ("T_max", "total_steps", *(() if rises else ("total_iters",)))]
     for function in vars(scheduler).get("lr_lambdas") or []:  # of transformers: partial(…, num_training_steps=…)
         named = getattr(function, "keywords", None) or {}
         found += [value for name, value in named.items() if "training_steps" in name or "total" in name]
-    for inner in vars(scheduler).get("_schedulers") or []:
+    parts, bounds = own.get("_schedulers") or [], own.get("_milestones") or []
+    for inner in parts[1:] if bounds else parts:
         found += _lengths(inner)
+    found += [int(bounds[-1]) + length for length in _lengths(parts[-1])] if bounds else []
     return [int(v) for v in found if isinstance(v, int | float) and math.isfinite(v) and v > 1]
 
 

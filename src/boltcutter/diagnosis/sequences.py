@@ -47,6 +47,7 @@ CELLS = (nn.RNNBase, nn.RNNCellBase)
 RARE, FREQUENT = 0.15, 0.3  # share of tokens
 # Code that gives what it does not know a number.
 DEFAULTS = re.compile(r"\.get\([^()]*, |default_index|defaultdict|\bunk|oov|missing|drop(ped)?_?(words?|tokens?)", re.I)
+EMPTY_CELLS = re.compile(r"isna|isnull|fillna|\bnan\b|cat\.codes|factorize", re.IGNORECASE)  # of tables
 MANY_ROWS = 256  # samples that are read
 MANY_STEPS = 3  # in time
 
@@ -286,6 +287,8 @@ def padding_is_a_number(seen: Evidence) -> Lines:
         is_category = any(is_equal(t, each) for each in several) and len(several) > 1
         if not is_category and not any(isinstance(part, Tensor) and is_equal(part, t) for part in parts):
             continue
+        if layer.padding_idx == 0 and EMPTY_CELLS.search(_files_beside(seen)):
+            continue
         share = float((t == layer.padding_idx).float().mean())
         if count >= 2 * FEWEST and share >= 1 / layer.num_embeddings and share > 0.01:
             yield (
@@ -314,7 +317,8 @@ def drawn_from_others(seen: Evidence) -> Lines:
         count, most = layers[name].num_embeddings, max(int(one.max()), int(two.max())) + 1
         for size in (size for size in sizes if most <= size < 0.9 * count and most > 0.8 * size):
             share = max((float((t >= size).float().mean()) for t in fixed[name]), default=0)
-            if share > 0.1:
+            own = (t for n, t in probe.base(kind).tensors if n in layers and layers[n].num_embeddings < count)
+            if share > 0.1 and not any(is_equal(one, t) for t in own):  # else they are of both
                 yield (
                     f"random indices of {name.removeprefix('the input of ')}, which has {count} rows, are all below "
                     f"{size}, the size of another embedding, though {share:.0%} of those of the batch are not; draw "
@@ -339,7 +343,7 @@ def order_ignored(seen: Evidence) -> Lines:
         if isinstance(t, Tensor) and t.ndim == 2 and len(t) == count and t.shape[1] >= 6 and not _is_mask(t)
         and t.dtype in INTEGERS
     ]  # fmt: skip
-    if not tokens or not is_comparable(probe, kind):
+    if not tokens or not is_comparable(probe, kind) or _are_fields(leaves[tokens[0]]):
         return
     base = probe.base(kind, training=False)
     length = leaves[tokens[0]].shape[1]
@@ -361,6 +365,12 @@ def order_ignored(seen: Evidence) -> Lines:
             "embeddings or encodings to what the first layer gets",
             None if sure and not are_sets(seen) and not says(seen.module, ORDERLESS) else "note",
         )
+
+
+def _are_fields(tokens: Tensor) -> bool:
+    """Whether each column (N, T) has a range of its own, so that a number says by itself where it stands."""
+    ranges = sorted(zip(tokens.amin(0).tolist(), tokens.amax(0).tolist(), strict=True))
+    return all(one[1] < other[0] for one, other in pairwise(ranges))
 
 
 def ignores(probe: Probe, kind: str, new: dict[int, Tensor], length: int) -> bool:
@@ -540,10 +550,15 @@ def padding_is_token(seen: Evidence) -> Lines:
         inner = is_pad & ~at_end & ~at_begin
         share = float(inner.sum() / (~at_end & ~at_begin).sum().clamp_min(1))
         is_token = float(inner.float().mean()) > 0.01 and share < FREQUENT  # not an empty field of a board
+        parts = [p for p in flatten(probe.batches["training_step"]) if isinstance(p, Tensor) and p.shape == t.shape]
+        if any(bool((p[inner] != t[inner]).any()) and is_equal(p[~is_pad], t[~is_pad]) for p in parts):
+            continue  # tokens are dropped on purpose
         if is_token and float(inner.sum()) > 0.5 * float(is_pad.sum()) and _are_ends_spread(is_pad, at_end):
-            yield (
+            is_last = 0 < int(layer.padding_idx) == layer.num_embeddings - 1  # which may stand for what is not known
+            yield Line(
                 f"{int(layer.padding_idx)}, the padding_idx of {name}, is a token within sequences, so its embedding "
-                "stays 0 and is never trained; leave padding_idx out, or shift the tokens by one"
+                "stays 0 and is never trained; leave padding_idx out, or shift the tokens by one",
+                "note" if is_last else None,
             )
             return
 

@@ -30,6 +30,7 @@ FEWEST_VALUES = 16  # of a sample
 FEWEST_WEIGHTS = 16  # of samples
 NORMS = ("Pow", "Norm", "LinalgVectorNorm")
 QUANTILES = re.compile(r"(^|_)(taus?|qs?|quantiles?|levels?|percentiles?)$")
+OF_INTERVAL = re.compile("confidence|coverage|risk|signific", re.IGNORECASE)  # 0.95 has 0.05 on one side
 EXCEEDS = re.compile(r"exceed|reserve|survival|1(\.0?)? - (self\.)?(levels?|q|qs|taus?|quantiles?)\b", re.IGNORECASE)
 SUMS = ("Add", "Sub", "Rsub")
 OUTPUTS = ("Addmm", "Mm", "Convolution", "torch::autograd::AccumulateGrad")
@@ -316,7 +317,7 @@ def _quantiles(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
         values = value.flatten().tolist() if isinstance(value, Tensor) and 0 < value.numel() <= 99 else value
         values = [values] if isinstance(values, float) else values
         is_list = isinstance(values, list | tuple) and all(isinstance(v, float) and 0 < v < 1 for v in values)
-        if QUANTILES.search(name.lower()) and is_list and values:
+        if QUANTILES.search(name.lower()) and not OF_INTERVAL.search(name) and is_list and values:
             yield name, [*values]
 
 

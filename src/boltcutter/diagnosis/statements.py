@@ -155,6 +155,12 @@ def _is_other_object(receiver: str, owner: nn.Module) -> bool:
     return first == "self" and found is not None and not isinstance(found, torch.Tensor)
 
 
+def _scatters(call: ast.Call) -> bool:
+    """Whether a call has the arguments of a tensor's method, rather than those of a plot or of a collective."""
+    is_number = bool(call.args) and isinstance(call.args[0], ast.Constant | ast.UnaryOp)
+    return is_number and (len(call.args) > 2 or any(k.arg in ("src", "value") for k in call.keywords))
+
+
 def _dropped(value: ast.expr, owner: nn.Module) -> str:
     """What is wrong with a statement that is an expression."""
     if isinstance(value, ast.BinOp) and not isinstance(value.op, ast.LShift | ast.RShift | ast.BitOr):
@@ -175,7 +181,7 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
         is_dropped = isinstance(layer, STATELESS) and not getattr(layer, "inplace", False) and not layer._forward_hooks
     else:
         is_tensor = not isinstance(value.func.value, ast.Constant) and not _is_other_object(receiver, owner)
-        is_dropped = name in PURE and is_tensor
+        is_dropped = name in PURE and is_tensor and (name != "scatter" or _scatters(value))
     return "returns a new tensor, which is dropped; assign it" if is_dropped else ""
 
 
@@ -571,9 +577,17 @@ def _loaded_in(tree: ast.FunctionDef, inner: Sequence[ast.stmt] = ()) -> set[str
             owner = value.func.value
             is_local = isinstance(owner, ast.Name) and owner.id != "self"
             path = (named.get(owner.id) or None) if is_local else _path(owner)  # type: ignore[attr-defined]
-            if path is not None:
+            if path is not None and not _is_whole(value, tree):
                 found.add(path)
     return found
+
+
+def _is_whole(call: ast.Call, tree: ast.FunctionDef) -> bool:
+    """Whether what is loaded is an argument as it was given, all keys of which must fit."""
+    state = call.args[0] if len(call.args) == 1 and not call.keywords else None
+    changed = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    is_given = isinstance(state, ast.Name) and state.id in {a.arg for a in (*tree.args.args, *tree.args.kwonlyargs)}
+    return is_given and state.id not in {n.id for n in changed}  # type: ignore[union-attr]
 
 
 @check("loads-nothing", "likely", at="probe")
@@ -587,7 +601,7 @@ def initialized_after_loading(seen: Evidence) -> Lines:
             drawn = drawn_again(statement)
             lost = [
                 name for name in loaded if drawn is not None and f"{name}.".startswith(f"{drawn}." if drawn else "")
-                and (loaded[name] != "copy_" or _initializes(seen.module, cls, name, statement))
+                and _initializes(seen.module, cls, name, statement)
                 and not re.search(r"(get|has)attr\(", _applied(cls, statement))  # which may spare it
             ]  # fmt: skip
             if lost:
@@ -601,13 +615,16 @@ def initialized_after_loading(seen: Evidence) -> Lines:
 
 
 def _initializes(module: nn.Module, cls: type, name: str, statement: ast.stmt) -> bool:
-    """Whether the function that a statement applies to all layers speaks of the kind of one of them."""
+    """Whether the function that a statement applies to all layers may set those of a part, by the kinds it names."""
     owner = next(part for part in module.modules() if isinstance(part, cls))
+    text = _applied(cls, statement)
     try:
-        kind = type(owner.get_submodule(name)).__name__
+        layers = [layer for layer in owner.get_submodule(name).modules() if layer._parameters]
     except AttributeError:
         return False
-    return re.search(rf"\b{kind}\b", _applied(cls, statement)) is not None
+    if not re.search(r"isinstance\(|__name__", text):
+        return bool(layers)
+    return any(re.search(rf"\b{kind.__name__}\b", text) for layer in layers for kind in type(layer).__mro__[:-1])
 
 
 def _applied(cls: type, statement: ast.stmt) -> str:

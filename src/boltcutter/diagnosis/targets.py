@@ -15,7 +15,7 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.probe import STEPS, Probe, Trace, are_joined, is_close, kept, rows_that_differ, seeded, take
-from boltcutter.diagnosis.source import is_installed
+from boltcutter.diagnosis.source import is_installed, says
 from boltcutter.structure import flatten, with_tensors
 
 SHIFTING = re.compile(r"LMHeadModel$|ForCausalLM$")  # classes of transformers
@@ -28,6 +28,7 @@ FEWEST = 8  # samples of a batch
 FEWEST_TIMES = 6
 LAYERS = 16  # inputs and outputs of the first ones, and channels
 INTEGERS = (torch.int64, torch.int32)
+RESTORES = re.compile("autoenc|koopman|reconstruct|(^|_)ode|initial_state|smooth", re.IGNORECASE)
 
 
 def steps_with_losses(seen: Evidence) -> Iterator[tuple[Probe, str, int]]:
@@ -109,7 +110,9 @@ def label_leak(seen: Evidence) -> Lines:
         for j, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == count == leaf.numel():
                 for call in _moved_by_label(probe, kind, j, leaf):
-                    if _depends_on_more(probe, kind, j, call):
+                    number = probe.base(kind).calls.index(call)
+                    is_meant = _is_judged_by_frozen(probe, kind, call) or _is_drawn(probe, kind, number)
+                    if not is_meant and _depends_on_more(probe, kind, j, call):
                         yield (
                             f"predictions in {kind} depend on the targets themselves, part {j} of the batch; leave "
                             "them out of the inputs"
@@ -147,6 +150,22 @@ def _moved_by_label(probe: Probe, kind: str, j: int, labels: Tensor) -> list[Los
     return [call for call, n, m in found if n >= 2 and m == n]
 
 
+def _is_judged_by_frozen(probe: Probe, kind: str, call: Loss) -> bool:
+    """Whether a part without trained weights has returned a prediction, as of what is generated for a class."""
+    given = probe.base(kind).tensors
+    outputs = {name.removeprefix("the output of ") for name, t in given if is_equal(t, call.prediction)}
+    parts = [part for name, part in probe.module.named_modules() if name in outputs and [*part.parameters()]]
+    return bool(parts) and not any(p.requires_grad for part in parts for p in part.parameters())
+
+
+def _is_drawn(probe: Probe, kind: str, number: int) -> bool:
+    """Whether a prediction is random in evaluation mode, too, as of a latent variable that knows the target."""
+    one, other = (probe.repeated(kind, seed=seed).calls for seed in (0, 1))
+    if not number < len(one) == len(other) or not same_shapes(one[number], other[number]):
+        return False
+    return not is_close(one[number].prediction, other[number].prediction)
+
+
 def _depends_on_more(probe: Probe, kind: str, j: int, call: Loss) -> bool:
     """Whether the prediction depends on something else of the batch, so that part j is no input by itself."""
     leaves = flatten(probe.batches[kind])
@@ -181,7 +200,9 @@ def series_leak(seen: Evidence) -> Lines:
             batch = replaced(probe, kind, {j: new.movedim(1, dim)})
             other = probe.run(kind, batch, training=kind == "training_step")
             leaked = [k for k, i in _next_of(base, x, dim) if _is_leaked(base, other, k, i, place, dim)]
-            if leaked and any(_is_learned(probe, kind, k) for k in {*leaked}):
+            one, two = (_pairs_of(probe.repeated(kind, seed=seed)) for seed in (0, 1))
+            drawn = {k for k, (a, b) in enumerate(zip(one, two, strict=False)) if not is_close(a[0], b[0])}
+            if leaked and any(_is_learned(probe, kind, k) for k in {*leaked} - drawn):  # not of latent variables
                 yield Line(
                     "each prediction depends on the value that it is to predict: use layers of one direction, or a "
                     "causal mask, and inputs up to the time before"
@@ -562,6 +583,8 @@ def first_target_known(seen: Evidence) -> Lines:
         if len(torch.unique(first[:, 0])) < FEWEST // 2 or torch.equal(predicted[:, 0], first):
             continue  # a solution that begins with what it gets
         for x in (x for x in series if x.shape[1] >= FEWEST_TIMES):
+            if says(seen.module, RESTORES):
+                return  # the present is restored from what is known of it
             if not _is_last(x, first) or _has_more(x, targets) or not probe.module.automatic_optimization:
                 continue
             yield (
@@ -615,6 +638,8 @@ def absent_targets(seen: Evidence) -> Lines:
             if (present := _spread_over(mask, call.target)) is None:
                 continue
             zero, share = call.target == 0, float((~present).float().mean())
+            if not bool(call.prediction[~present].any()):
+                continue  # which are masked, too
             if share > MOSTLY and bool(zero[~present].all()) and float(zero[present].float().mean()) < FEW_ZEROS:
                 yield (
                     f"{call.kind} is a mean over all places, but in {share:.0%} of them there is nothing by the target "
