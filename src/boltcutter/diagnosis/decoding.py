@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boltcutter.diagnosis.calls import is_equal
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.graph import REGRESSIONS
 from boltcutter.diagnosis.probe import Probe, is_close
 from boltcutter.diagnosis.source import own_classes
+from boltcutter.diagnosis.targets import replaced
+from boltcutter.structure import flatten
 
 FORCING = re.compile(r"teacher_?forc|(^|_)tf_(ratio|prob)|forcing_(ratio|prob)", re.IGNORECASE)
 FEWEST = 4  # positions, and calls in a row
@@ -80,6 +84,55 @@ def forced_in_validation(seen: Evidence) -> Lines:
             "which are unknown later; pass 0 in validation",
             subject=name,
         )
+
+
+@check("forced-in-validation", "likely", at="probe")
+def targets_in_validation(seen: Evidence) -> Lines:
+    """A forward gets in validation what may be None, the targets of a series, on which later predictions depend."""
+    probe, kind = seen.probe, "validation_step"
+    if probe is None or kind not in probe.batches:
+        return
+    calls = [c for c in probe.base(kind).calls if c.kind in REGRESSIONS and c.target.ndim in (2, 3)]
+    given = [*_optional(probe)] if calls else []
+    for j, leaf in enumerate(flatten(probe.batches[kind])):
+        call = next((c for c in calls if isinstance(leaf, Tensor) and is_equal(c.target, leaf)), None)
+        name = next((n for n, t in given if isinstance(leaf, Tensor) and is_equal(t, leaf)), "")
+        if call is None or not name or leaf.shape[1] < FEWEST or call.prediction.shape != leaf.shape:
+            continue
+        middle, new = leaf.shape[1] // 2, leaf.clone()
+        new[:, middle] += leaf.std() + 1
+        other = probe.run(kind, replaced(probe, kind, {j: new}), training=False, record=False)
+        one, two = (
+            next(c.prediction for c in trace.calls if c.kind == call.kind) for trace in (probe.base(kind), other)
+        )
+        differ = [not is_close(one[:, t], two[:, t]) for t in range(leaf.shape[1])] if one.shape == two.shape else []
+        if any(differ) and not any(differ[: middle + 1]):
+            yield (
+                f"validation passes the targets as {name}, and each prediction depends on those of earlier times, so "
+                "its error is that of one time ahead; leave them out in validation, where a forecast goes on by itself"
+            )
+            return
+
+
+def _optional(probe: Probe) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that parts of the user's own get in validation for parameters that are None by default."""
+    found: list[tuple[str, Tensor]] = []
+
+    def keep(part: nn.Module, args: Any, kwargs: Any) -> None:
+        with suppress(TypeError):
+            signature = inspect.signature(part.forward)
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if isinstance(value, Tensor) and signature.parameters[name].default is None:
+                    found.append((name, value.detach()))
+
+    own = [part for part in probe.module.modules() if own_classes(type(part))]
+    handles = [part.register_forward_pre_hook(keep, with_kwargs=True) for part in own]
+    try:
+        probe.run("validation_step", probe.batches["validation_step"], training=False, record=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    yield from found
 
 
 def _parameters(part: nn.Module) -> Mapping[str, inspect.Parameter]:

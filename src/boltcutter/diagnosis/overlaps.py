@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
+from boltcutter.diagnosis.arguments import code_of
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.loaders import SECONDS, Splits, digest, first_leaf, items
@@ -35,6 +37,7 @@ GROUPS = re.compile(
     re.IGNORECASE,
 )
 TOPICS = re.compile(r"^_?(subjects?|animals?)(_?names?)?$", re.IGNORECASE)  # or kinds, if they have no number
+DIVIDES = re.compile(r"\b(permutation|randperm|random_split|train_test_split|StratifiedKFold|KFold)\(")
 WITHIN_GROUPS = re.compile(
     r"personal|calibrat|within_|per_(subject|patient|user)|embed\w*_(subject|patient)", re.IGNORECASE
 )
@@ -269,6 +272,27 @@ def named_groups_overlap(seen: Evidence) -> Lines:
             None if are_parts and not says(seen.module, WITHIN_GROUPS) else "note",
             subject=second,
         )
+
+
+@check("group-overlap", "likely", at="data")
+def groups_unread(seen: Evidence) -> Lines:
+    """A function that divides samples at random has their patients or subjects, by name, and does not read these."""
+    for code in code_of(seen):
+        text = ast.unparse(code.tree)
+        names = [node for node in ast.walk(code.tree) if isinstance(node, ast.Name)]
+        read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+        got = [
+            part.id for node in ast.walk(code.tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+            for target in node.targets if isinstance(target, ast.Tuple)
+            for part in target.elts if isinstance(part, ast.Name)
+        ]  # fmt: skip
+        unread = [name for name in got if GROUPS.match(name) and name not in read]
+        if unread and DIVIDES.search(text) and not says(seen.module, WITHIN_GROUPS):
+            yield Line(
+                f"{code.name} divides the samples at random, and does not read {unread[0]}, so those of each are in "
+                f"both splits; divide {unread[0]} (GroupShuffleSplit)",
+                subject=code.name,
+            )
 
 
 def _named_groups(seen: Evidence, name: str) -> dict[Any, list[int]]:

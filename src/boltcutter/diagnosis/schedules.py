@@ -122,6 +122,26 @@ def schedule_dead(seen: Evidence) -> Lines:
             )
 
 
+@check("schedule-unit", "likely", at="trial")
+@check("schedule-unit", "likely", at="start")
+def schedule_of_batches(seen: Evidence) -> Lines:
+    """A schedule per step would fall below 1/1,000 of its peak after all batches, several of which make a step."""
+    several = seen.trainer.accumulate_grad_batches
+    for scheduler, per_step, calls in schedules(seen) if several > 1 else ():
+        batches = several * calls
+        if not per_step or batches > MAX_CALLS or any(_lengths(scheduler)):
+            continue
+        rates = rates_of(seen, scheduler, int(1.05 * batches) + 1)
+        peak = rates.index(max(rates)) if rates else 0
+        end = next((i for i in range(peak, len(rates)) if rates[i] < 1e-3 * rates[peak]), 0)
+        if end >= 0.93 * batches and rates[calls - 1] > 0.1 * rates[peak]:
+            yield (
+                f"{type(scheduler).__name__} would end after {end} calls, as many as there are batches, but is called "
+                f"at each of {calls} optimizer steps, as those of {several} batches are one; use "
+                "self.trainer.estimated_stepping_batches"
+            )
+
+
 @check("schedule-unit", "likely", at="start")
 def schedule_begun(seen: Evidence) -> Lines:
     """Called per epoch, a schedule reaches less than half of its rate in as many steps, or would first change later."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -534,29 +534,48 @@ def _correlation(a: Tensor, b: Tensor) -> float:
 @check("unused-part", "likely", at="probe")
 def ends_inverted(seen: Evidence) -> Lines:
     """The targets of a regression depend on the next state where an episode has ended, and not where it goes on."""
+    ends = _part_of_ends(seen, ENDED.match)
+    if ends is not None and any(bool(moved[ends].all()) and not bool(moved[~ends].any()) for moved in _by_next(seen)):
+        yield (
+            "targets have the value of the next state where an episode has ended, and not where it goes on; write "
+            "reward + gamma * (1 - done) * value"
+        )
+
+
+@check("unused-part", "likely", at="probe")
+def ends_unread(seen: Evidence) -> Lines:
+    """A part of 0 and 1 that a step names _ is not read, and targets have the next state's value where it is 1."""
+    ends = _part_of_ends(seen, re.compile("_$").match)
+    if ends is not None and 2 * int(ends.sum()) < len(ends) and any(bool(moved.all()) for moved in _by_next(seen)):
+        yield (
+            f"training_step does not read a part of its batch that is 1 for {int(ends.sum())} of {len(ends)} samples, "
+            "as of ends of episodes, and targets have the value of the next state there, too; if it tells ends, write "
+            "reward + gamma * (1 - done) * value"
+        )
+
+
+def _part_of_ends(seen: Evidence, is_named: Callable[[str], object]) -> Tensor | None:
+    """Where the one part of 0 and 1 with such a name is 1, of a batch with rewards and next states; None if not."""
     probe, kind = seen.probe, "training_step"
     if probe is None or kind not in probe.batches or (count := probe.size(kind)) < FEWEST_VALUES:
-        return
+        return None
     names = part_names(probe.batches[kind], getattr(probe.module, kind))
-    ends = [t.flatten() != 0 for n, t in names.items() if ENDED.match(n) and t.numel() == count]
-    following = [n for n in names if NEXT.search(n)]
-    if len(ends) != 1 or not following or not bool(ends[0].any()) or bool(ends[0].all()):
-        return
-    new = names[following[0]].clone().float().flip(0).to(names[following[0]])
-    leaves = flatten(probe.batches[kind])
-    j = next((i for i, leaf in enumerate(leaves) if leaf is names[following[0]]), None)
-    if j is None:
-        return
-    batch = with_tensors(
-        probe.batches[kind], [new if i == j else x for i, x in enumerate(leaves) if isinstance(x, Tensor)]
-    )
+    ends = [t.flatten() for n, t in names.items() if is_named(n) and t.numel() == count]
+    if len(ends) != 1 or not any(NEXT.search(n) for n in names) or {*ends[0].tolist()} != {0, 1}:
+        return None
+    return ends[0] != 0
+
+
+def _by_next(seen: Evidence) -> Iterator[Tensor]:
+    """For each regression of a step: which of its targets (N,) change with the next state."""
+    probe, kind = seen.probe, "training_step"
+    assert probe is not None
+    names, leaves = part_names(probe.batches[kind], getattr(probe.module, kind)), flatten(probe.batches[kind])
+    following = next(t for n, t in names.items() if NEXT.search(n))
+    new = following.clone().float().flip(0).to(following)
+    batch = with_tensors(probe.batches[kind], [new if x is following else x for x in leaves if isinstance(x, Tensor)])
     other = probe.run(kind, batch, training=False, record=False)
     for a, b in zip(probe.base(kind, training=False).calls, other.calls, strict=False):
-        if a.kind in REGRESSIONS and a.target.numel() == b.target.numel() == count:
-            moved = (a.target - b.target).flatten().abs() > 1e-6
-            if bool(moved[ends[0]].all()) and not bool(moved[~ends[0]].any()):
-                yield (
-                    "targets have the value of the next state where an episode has ended, and not where it goes on; "
-                    "write reward + gamma * (1 - done) * value"
-                )
-                return
+        if a.kind in REGRESSIONS and a.target.numel() == b.target.numel() == probe.size(kind):
+            same = (following == new).flatten(1).all(1)
+            yield ((a.target - b.target).flatten().abs() > 1e-6) | same
