@@ -20,6 +20,7 @@ from boltcutter.diagnosis.source import codes, functions_beside, is_function, me
 from boltcutter.diagnosis.statements import called_name
 
 # Words that mean the same.
+LESS_IS_BETTER = re.compile("energ|dist(ance)?|cost|error", re.IGNORECASE)
 WORDS = {
     **dict.fromkeys(("pos", "positives"), "positive"),
     **dict.fromkeys(("neg", "negatives"), "negative"),
@@ -188,7 +189,13 @@ def exchanged_names(seen: Evidence) -> Lines:
             if len(call.args) + len(call.keywords) < 2 or SYMMETRIC.search(name.lower()):
                 continue
             pair = crossed(given(call, parameters_of(callable_of(call, code)) if call.args else []))
-            others = [c for c in calls if c is not call and ast.unparse(c.func) == ast.unparse(call.func)]
+            words = [word_of(part) for part in call.args[:2]]
+            others = [
+                c for c in calls if c is not call
+                and (ast.unparse(c.func) == ast.unparse(call.func) or words[::-1] == [word_of(p) for p in c.args[:2]])
+            ]  # fmt: skip
+            if pair and any(LESS_IS_BETTER.search(word_of(v)) for v in (*call.args, *(k.value for k in call.keywords))):
+                continue  # energies of positives are low
             if pair and not others:  # else a loss of both orders
                 line = code.line + call.lineno - 1
                 text = " ".join(ast.unparse(call).split())[:80]
@@ -563,7 +570,7 @@ def worker_copies(seen: Evidence) -> Lines:
     if not getattr(loader, "persistent_workers", False) or not getattr(loader, "num_workers", 0):
         return
     if any(
-        re.search(r"multiprocessing|sharedctypes", type(v).__module__)
+        re.search(r"multiprocessing|sharedctypes", type(v).__module__) or (isinstance(v, Tensor) and v.is_shared())  # type: ignore[no-untyped-call]
         for v in vars(getattr(loader, "dataset", loader)).values()
     ):
         return  # which workers see

@@ -290,7 +290,9 @@ def _looped_returns(seen: Evidence) -> Lines:
             totals = [part.targets[0] for part in node.body if isinstance(part, ast.Assign) and _adds_up(part)]
             kept = rf"append\({ast.unparse(totals[0])}\)|\] = {ast.unparse(totals[0])}\b" if totals else ""
             is_named = any(RETURNS.search(word) for word in re.findall(r"\w+", text) if word != "return")
-            if kept and re.search(kept, text) and is_named:
+            returned = [ast.unparse(n) for n in ast.walk(place.tree) if isinstance(n, ast.Return)]
+            is_spread = bool(returned) and all(re.search("std|var|max", each) for each in returned)
+            if kept and re.search(kept, text) and is_named and not is_spread:
                 line = place.line + node.lineno - 1
                 yield (
                     f"{place.name} (line {line}) adds up discounted rewards from the first one on, so that each return "

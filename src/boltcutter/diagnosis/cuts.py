@@ -79,6 +79,8 @@ class Cuts(TorchFunctionMode):
         self.drawn = WeakTensorKeyDictionary()
         self.samples: list[list[bool]] = []
         self.sampled_from: dict[int, list[list[bool]]] = {}  # samples, by the memory of their mean
+        self.sums = WeakTensorKeyDictionary()  # of samples in ascending order, and what to say of each
+        self.earlier: list[list[str]] = []
         self.keeps_fractions = False  # whether what is lost of the batch as integers is computed
         self.truncated: list[Tensor] = []
         self.over_heads = WeakTensorKeyDictionary()  # products of attention whose softmax is over its heads
@@ -155,7 +157,7 @@ class Cuts(TorchFunctionMode):
         self._follow_rows(name, args, given, found)
         self._compare_passes(name, args, kwargs, result)
         self._follow_mean(name, given, found)
-        self._follow_boxes(name, given, found)
+        self._follow_boxes(name, args, given, found)
         self._follow_tokens(name, args, kwargs, given, found)
         self._follow_resize(name, args, kwargs, given, found)
         self.temperatures.follow(name, args, kwargs, result)
@@ -268,12 +270,17 @@ class Cuts(TorchFunctionMode):
         if name == "argsort":
             is_descending = kwargs.get("descending", any(arg is True for arg in args[1:]))
             is_ascending = not is_descending and any(first is each for each in self.batch)
+        elif name in ("sub", "__sub__") and len(args) > 1 and isinstance(args[1], Tensor) and args[1] in self.sums:
+            self.sums[args[1]].clear()  # what is left of a total is of later times
+            return
         elif name in ("logcumsumexp", "cumsum") and first in self.ascending and first.requires_grad:
-            if name == "logcumsumexp" or self.ascending[first] == "exp":
-                self._say(
-                    "risk-sets",
+            has_events = any(len(t) == len(first) and bool(((t == 0) | (t == 1)).all()) for t in self.batch if t.ndim)
+            if has_events and (name == "logcumsumexp" or self.ascending[first] == "exp"):
+                self.earlier.append([])
+                self.sums[found[0]] = self.earlier[-1]
+                self.earlier[-1].append(
                     f"{name} is over samples in ascending order of a part of the batch, so each sum has the samples of "
-                    "earlier times; the risk set of an event has later ones: sort with descending=True",
+                    "earlier times; the risk set of an event has later ones: sort with descending=True"
                 )
             return
         else:
@@ -487,6 +494,8 @@ class Cuts(TorchFunctionMode):
         elif given[0] in self.whole and name == "interpolate":
             mode = kwargs.get("mode", args[3] if len(args) > 3 else "nearest")
             self.whole[found[0]] = "" if str(mode).startswith("nearest") else str(mode)
+        elif given[0] in self.whole and found[0].dtype in WIDE_INTEGERS and len(set(found[0].flatten().tolist())) < 3:
+            return  # between two classes there is no third one
         elif given[0] in self.whole and found[0].dtype in WIDE_INTEGERS and self.whole[given[0]]:
             self._say(
                 "mask-resized",
@@ -496,7 +505,7 @@ class Cuts(TorchFunctionMode):
         elif given[0] in self.whole and name in VIEWS:
             self.whole.update(dict.fromkeys(found, self.whole[given[0]]))
 
-    def _follow_boxes(self, name: str, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    def _follow_boxes(self, name: str, args: Any, given: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Follow differences of columns 2 and 0, or 3 and 1, of the batch to what clamps them at 0."""
         if name in ("sub", "__sub__") and len(given) == 2 and found:
             one, other = given
@@ -506,6 +515,7 @@ class Cuts(TorchFunctionMode):
         elif (
             name in ("clamp", "clamp_", "clamp_min", "relu", "prod")
             and given
+            and not any(isinstance(bound, int | float) and bound < 0 for bound in args[1:2])
             and given[0] in self.sides
             and self.sides[given[0]] > FRACTIONS
         ):
@@ -667,6 +677,8 @@ class Cuts(TorchFunctionMode):
                 "a sample of a normal distribution, which is drawn by sample(), is an input of layers, so no gradient "
                 "reaches its mean and deviation; use rsample()",
             )
+        for text in (text for each in self.earlier for text in each):
+            self._say("risk-sets", text)
         for text in (text for each in self.means_of_masked for text in each):
             self._say("padding-in-mean", text)
         for name, text in self.comparisons.said():

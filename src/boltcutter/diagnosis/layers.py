@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import math
 import re
 from itertools import pairwise
 from typing import Any
@@ -12,12 +14,13 @@ from torch import Tensor, nn
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, Repeat, is_metric, overrides, sampled
 from boltcutter.diagnosis.graph import depends_on, leaves_behind
-from boltcutter.diagnosis.source import says
+from boltcutter.diagnosis.source import own_classes, says, tree_of
 from boltcutter.internals import BatchNorm, NormWithStatistics
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 NORMS = (NormWithStatistics, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 LARGE_EPS = 0.1
+LARGE = 128  # values, whose spread is known to a few percent
 MANY_UNITS, ONE_SIDE = 16, 0.2  # scales of a norm, and the share of them that are negative
 SHARING = re.compile(
     r"shar(e|ed|ing)|(^|[^a-z])ti(e|ed|ing)([^a-z]|$)|siames|recurr|univers|albert|unroll|reus|"
@@ -26,6 +29,8 @@ SHARING = re.compile(
 )
 COPY = re.compile(r"(^|_)(target|teacher|ema|average|averaged|momentum|reference|old|slow)(_|$)", re.IGNORECASE)
 LINEAR_ON_PURPOSE = re.compile("linear[ _]?(net|model|auto)|deep[ _]?linear", re.IGNORECASE)
+INPUTS = re.compile(r"(reference|ref)_(encoder|embed|net|branch|backbone|tower)", re.IGNORECASE)
+SAMPLED = re.compile(r"monte|(^|_)mc_?(d|$)|MC_?D|bayes|uncertain|epistemic|prenet", re.IGNORECASE)
 SIDES = re.compile(r"(source|src|input|context|query|anchor|left|first)(_|$)", re.IGNORECASE)
 # Operations of the graph of a linear network and its loss.
 LINEAR = frozenset(
@@ -37,6 +42,7 @@ LINEAR = frozenset(
     )
 )
 KEPT = re.compile(r"(^|_)(keep|kept|retain)_?(p|prob|probability|rate|ratio|share)$|(^|_)(p|prob|rate)_(keep|kept)$")
+TURNED = re.compile(r"1(\.0)? - (self\.|hparams\.)*\w*(keep|kept|retain)", re.IGNORECASE)
 LIKE = re.compile(r"requires?_?grad(ient)?s?_?")  # requires_grad
 LARGEST = 10_000_000  # elements of a matrix whose rows are compared
 
@@ -106,7 +112,11 @@ def dropout(seen: Evidence) -> Lines:
     found = [(n, m) for n, m in seen.parts if isinstance(m, DROPOUTS) and 0.7 <= m.p < 1]
     for name, part in found:
         outer = seen.module.get_submodule(name.rpartition(".")[0])
-        if part.p >= 0.95 or any(says(each, KEPT, inner=False) for each in {seen.module, outer}):
+        owners = {seen.module, outer}
+        trees = [tree_of(vars(cls).get("__init__")) for each in owners for cls in own_classes(type(each))]
+        if part.p < 0.95 and any(TURNED.search(ast.unparse(tree)) for tree in trees if tree is not None):
+            continue  # 1 - keep
+        if part.p >= 0.95 or any(says(each, KEPT, inner=False) for each in owners):
             yield (
                 f"{name} ({type(part).__name__}) drops {part.p:.0%} of its inputs: p is the share that is dropped, not "
                 f"that which is kept; write p={1 - part.p:.2g}, or a smaller p"
@@ -335,7 +345,7 @@ def same_network(seen: Evidence) -> Lines:
             copies = [n for n in group if COPY.search(n)]
             if copies and len(copies) < len(group):
                 other = next(n for n in group if n not in copies)
-                if SIDES.match(other):  # such as the two languages of a translation
+                if SIDES.match(other) or INPUTS.match(copies[0]):  # as of a translation, or of two pictures
                     continue
                 yield Line(
                     f"{copies[0]} is {other} itself, not a copy, so it changes with each step; use copy.deepcopy()",
@@ -394,7 +404,7 @@ def norm_scale(seen: Evidence) -> Lines:
 @check("dropout-in-validation", "likely", at="validation")
 def dropout_in_validation(seen: Evidence) -> Lines:
     """A functional dropout, or one that forward creates, is active in validation, once in each step."""
-    if seen.active_dropout:
+    if seen.active_dropout and not says(seen.module, SAMPLED):
         yield (
             f"dropout is active in validation ({some(seen.active_dropout)}); pass training=self.training to F.dropout, "
             "dropout_p=0.0 to attention unless self.training"
@@ -436,3 +446,15 @@ def freezes_nothing(seen: Evidence) -> Lines:
                     f"requires_grad_({said})",
                     subject="parameter",
                 )
+
+
+def fan_of(layer: nn.Module, weight: Tensor) -> int:
+    """The number whose root bounds the initial values of a layer's weight."""
+    return int(layer.hidden_size) if isinstance(layer, nn.RNNBase) else weight[0].numel()
+
+
+def is_initial(weight: Tensor, fan: int) -> bool:
+    """Whether values are as evenly spread as torch's initial ones, but for a few steps of training."""
+    bound, w = 1 / math.sqrt(fan), weight.detach().float()
+    is_even = weight.numel() < LARGE or abs(float(w.std()) * math.sqrt(3) / bound - 1) < 0.1
+    return is_even and float(w.abs().max()) < 1.1 * bound

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.data import loader_of
-from boltcutter.diagnosis.evidence import Evidence, tensors_of
+from boltcutter.diagnosis.evidence import WITH_WEIGHTS, Evidence, tensors_of
 from boltcutter.diagnosis.graph import (
     COMPUTES,
     REGRESSIONS,
@@ -24,8 +25,8 @@ from boltcutter.diagnosis.graph import (
     operation_behind,
     saved,
 )
-from boltcutter.diagnosis.layers import NORMS
-from boltcutter.diagnosis.source import codes_of_users, depends_on_time
+from boltcutter.diagnosis.layers import NORMS, fan_of, is_initial
+from boltcutter.diagnosis.source import codes_of_users, depends_on_time, says
 from boltcutter.structure import inputs_of
 
 # What an operation can return.
@@ -41,6 +42,7 @@ RANGES = {
 FLAT = frozenset(("round", "sign", "floor", "ceil", "trunc", "heaviside"))  # operations whose derivative is 0
 MANY = 1_000_000  # values that are summed
 FEWEST = 8  # values of a softmax
+ACCUMULATED = re.compile("accum|(^|_)grad(ient)?_steps|micro|virtual", re.IGNORECASE)
 NONE = 0  # reduction="none", as the graph keeps it
 TIES = ("margin_ranking_loss", "soft_margin_loss")  # a target of 0 has no gradient
 LATE = 100  # steps, after which a reconstruction is rated
@@ -148,6 +150,10 @@ def not_log(seen: Evidence) -> Lines:
             remedy = "cross_entropy, or log_softmax before it" if kind == "nll_loss" else "log_softmax before it"
             yield f"{kind} gets values up to {high:.3g}, but log-probabilities are never above 0; use {remedy}"
         elif kind == "nll_loss" and p is not None and share_unnormalized(p) > 0.5:
+            classes = min(1, p.ndim - 1)
+            total = p.detach().exp().sum(classes)
+            if torch.allclose(total, torch.full_like(total, p.shape[classes] - 1), rtol=1e-3):
+                continue  # log(1 - p), of a class that is left out
             yield Line(
                 f"nll_loss gets {tuple(p.shape)}, whose exponentials do not sum to 1 over the classes, dimension "
                 f"{min(1, p.ndim - 1)}; use log_softmax over this dimension before it",
@@ -187,6 +193,8 @@ def softmax_of_samples(seen: Evidence) -> Lines:
             yield from _softmax_of_places(seen, node, result)
         if not isinstance(result, Tensor) or result.ndim != 2:
             continue
+        if any(t.numel() == 1 for t in tensors_of(seen.batch)):
+            return  # samples of one bag, which has one label
         if count == len(result) != result.shape[1] > 1 and saved(node, "dim") in (0, (1 << 64) - 2):
             yield (
                 f"a softmax is over the {count} samples of the batch, dimension 0 of {tuple(result.shape)}, so each "
@@ -453,13 +461,14 @@ def unregistered(seen: Evidence) -> Lines:
         is_owned = id(leaf) in seen.owned
         if id(leaf) in registered or not (isinstance(leaf, nn.Parameter) or id(leaf) in attributes(seen.module)):
             continue
-        where = f" ({holder})" if (holder := find_holder(seen.module, leaf)) else ""
+        holder = find_holder(seen.module, leaf)
+        where = f" ({holder})" if holder else ""
         result = "in no checkpoint" if is_owned else "never trained, and in no checkpoint"
         yield Line(
             f"the loss depends on a parameter of shape {tuple(leaf.shape)} that the module does not know{where}; "
             f"it is {result}: use nn.Parameter, nn.ModuleList, nn.ModuleDict or register_parameter",
             # A temperature of reinforcement learning is often such a tensor, in an optimizer of its own.
-            "note" if is_owned and not isinstance(leaf, nn.Parameter) else None,
+            "note" if is_owned and not isinstance(leaf, nn.Parameter) else None if holder else "note",
         )
 
 
@@ -513,7 +522,11 @@ def untrained_head(seen: Evidence) -> Lines:
     behind = leaves_behind(seen.loss, {id(seen.parameters[n]) for n in lacking})
     heads = [n for n in lacking if behind.get(id(seen.parameters[n]), set()) & seen.owned]
     if heads and not joins_later(seen):
-        are_norms = all(isinstance(seen.module.get_submodule(n.rpartition(".")[0]), NORMS) for n in heads)
+        layers = [seen.module.get_submodule(n.rpartition(".")[0]) for n in heads]
+        matrices = [(layer, w) for layer in layers for w in layer.parameters() if w.ndim > 1]
+        if any(isinstance(m, WITH_WEIGHTS) and not is_initial(w, fan_of(m, w)) for m, w in matrices):
+            return  # it was trained before, or given
+        are_norms = all(isinstance(layer, NORMS) for layer in layers)
         yield Line(
             f"{some(heads)} is in no optimizer, but its layer gets the output of trained ones, so it stays at its "
             "initial values; pass self.parameters() to the optimizer",
@@ -567,10 +580,12 @@ def same_output(seen: Evidence) -> Lines:
 @check("divided-twice", "likely", at="graph")
 def divided_twice(seen: Evidence) -> Lines:
     """The loss is the value of its only loss function, divided by the number of accumulated batches."""
-    count, loss = seen.trainer.accumulate_grad_batches, seen.loss
-    if count == 1 or seen.graph is None or len(seen.graph.losses) != 1 or not seen.module.automatic_optimization:
+    count, loss, graph = seen.trainer.accumulate_grad_batches, seen.loss, seen.graph
+    if count == 1 or graph is None or len(graph.losses) != 1 or not seen.module.automatic_optimization:
         return
-    value = seen.graph.losses[0].mean()
+    if not says(seen.module, ACCUMULATED):  # half of a square error is one, too
+        return
+    value = graph.losses[0].mean()
     if value and isinstance(loss, Tensor) and math.isclose(float(loss) * count, value, rel_tol=1e-4):
         yield (
             f"training_step divides the loss by accumulate_grad_batches={count}, as Lightning does, too, so the "

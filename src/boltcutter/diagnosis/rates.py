@@ -16,11 +16,11 @@ from torch.optim.lr_scheduler import MultiplicativeLR
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence
+from boltcutter.diagnosis.layers import fan_of, is_initial
 from boltcutter.diagnosis.losses import joins_later
 from boltcutter.diagnosis.optimizers import missing
 from boltcutter.diagnosis.schedules import MAX_CALLS, rates_of, schedules
 from boltcutter.diagnosis.source import depends_on_time, is_function, tree_of
-from boltcutter.diagnosis.statements import fan_of, is_initial
 from boltcutter.internals import foreach_norm
 
 OF_RESUMING = re.compile(r"set_epoch|seed|generator|print|log|info", re.IGNORECASE)  # which each epoch sets again

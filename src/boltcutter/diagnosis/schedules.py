@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlat
 
 from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.evidence import Evidence, overrides
-from boltcutter.diagnosis.source import codes_of_users, tree_of
+from boltcutter.diagnosis.source import codes_of_users, says, tree_of
 
 MAX_CALLS = 20_000  # of a schedule, which are computed ahead
 MIN_CALLS = 3  # fewer epochs may be a trial
@@ -46,6 +46,7 @@ TURNED = re.compile(
     f"|skill|regret|deviation|disparity{AFTER}",
     re.IGNORECASE,
 )
+CYCLES = re.compile("snapshot|cyclic|(^|_)swa(_|$)", re.IGNORECASE)
 STEPS = re.compile(r"total|steps|iters|t_max", re.IGNORECASE)
 
 
@@ -219,6 +220,8 @@ def schedule_restarts(seen: Evidence) -> Lines:
     """CosineAnnealingLR is shorter than the training, so that the rate is again over half of its peak at the end."""
     for scheduler, per_step, calls in schedules(seen):
         if type(scheduler) is not CosineAnnealingLR or scheduler.T_max >= calls or calls > MAX_CALLS:
+            continue
+        if says(seen.module, CYCLES):
             continue
         rates = rates_of(seen, scheduler, calls)
         lowest = rates.index(min(rates)) if rates else 0

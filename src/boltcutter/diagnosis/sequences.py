@@ -387,16 +387,18 @@ def ignores(probe: Probe, kind: str, new: dict[int, Tensor], length: int) -> boo
 
 
 def are_sets(seen: Evidence) -> bool:
-    """Whether tokens of training are in no order, and how often each is there tells most of the target."""
+    """Whether tokens of training are in no order, and how often each is there tells most of the target; or sorted."""
     if seen.splits is None:
-        return False
-    _, found = baselines(seen.splits)
-    if len(found) < 2 or float(found[-1].errors.mean()) > 0.5 * float(found[0].errors.mean()):
         return False
     samples = (torch.as_tensor(inputs_of(sample)).reshape(-1) for sample in seen.splits.samples("train")[:PAIRED])
     rows = [row[: int(ends_of(row[None]))] for row in samples]
     has_first = len({int(row[0]) for row in rows if len(row)}) == 1  # as [CLS]
     rows = [row[has_first:] for row in rows]
+    if all(bool((row.diff() >= 0).all()) for row in rows):
+        return True
+    _, found = baselines(seen.splits)
+    if len(found) < 2 or float(found[-1].errors.mean()) > 0.5 * float(found[0].errors.mean()):
+        return False
     pairs, g = torch.cat([torch.stack([row[:-1], row[1:]]) for row in rows], 1), torch.Generator().manual_seed(0)
     shuffled = [row[torch.randperm(len(row), generator=g)] for row in rows]
     others = torch.cat([torch.stack([row[:-1], row[1:]]) for row in shuffled], 1)
@@ -489,6 +491,8 @@ def random_state(seen: Evidence) -> Lines:
     )  # else it may be what a generator begins with
     for name in found[0].keys() & found[1].keys() & found[2].keys() if is_supervised else ():
         one, other, of_others = (each[name][0] for each in found)
+        if has_best_of(seen.module):
+            continue  # of several samples of a generator, the best one is trained
         is_drawn = one.shape == of_others.shape and torch.equal(one, of_others)
         if is_drawn and one.shape == other.shape and one.numel() >= FEWEST and bool((one != other).any(-1).all()):
             yield Line(
@@ -496,6 +500,11 @@ def random_state(seen: Evidence) -> Lines:
                 "with zeros, or with a learned state",
                 subject=name,
             )
+
+
+def has_best_of(module: nn.Module) -> bool:
+    """Whether code takes the least of several values, and names samples or modes."""
+    return says(module, re.compile("^(amin|min|minimum)$")) and says(module, re.compile("sample|mode|best|variety"))
 
 
 @check("padding-in-loss", "likely", at="probe")

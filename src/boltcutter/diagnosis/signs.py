@@ -30,6 +30,7 @@ FEWEST_VALUES = 16  # of a sample
 FEWEST_WEIGHTS = 16  # of samples
 NORMS = ("Pow", "Norm", "LinalgVectorNorm")
 QUANTILES = re.compile(r"(^|_)(taus?|qs?|quantiles?|levels?|percentiles?)$")
+UNLEARNS = re.compile("unlearn|forget(?!_?gate|_?bias)|ascent|attack", re.IGNORECASE)
 OF_INTERVAL = re.compile("confidence|coverage|risk|signific", re.IGNORECASE)  # 0.95 has 0.05 on one side
 EXCEEDS = re.compile(r"exceed|reserve|survival|1(\.0?)? - (self\.)?(levels?|q|qs|taus?|quantiles?)\b", re.IGNORECASE)
 SUMS = ("Add", "Sub", "Rsub")
@@ -133,7 +134,7 @@ def divergence_of_a_mean(seen: Evidence) -> Lines:
 def loss_maximized(seen: Evidence) -> Lines:
     """The only loss functions, or the log-probabilities of labels, are climbed alike, and no parameter is frozen."""
     terms = terms_of(seen)
-    if terms is None or any(not p.requires_grad for p in seen.module.parameters()):
+    if terms is None or any(not p.requires_grad for p in seen.module.parameters()) or says(seen.module, UNLEARNS):
         return  # an attack on a frozen network maximizes its loss
     sign = sign_of(seen)
     if terms.losses and all(_is_uniform(t.gradient) and sign * float(t.gradient.sum()) < 0 for t in terms.losses):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-import math
 import re
 import sys
 import types
@@ -20,6 +19,7 @@ from boltcutter.diagnosis.checks import Line, Lines, check
 from boltcutter.diagnosis.data import is_shuffled
 from boltcutter.diagnosis.evidence import WITH_WEIGHTS, Evidence
 from boltcutter.diagnosis.graph import LOSSES, nodes_behind
+from boltcutter.diagnosis.layers import DROPOUTS, LARGE, fan_of, is_initial
 from boltcutter.diagnosis.source import (
     callback_classes,
     codes,
@@ -28,11 +28,12 @@ from boltcutter.diagnosis.source import (
     members,
     own_classes,
     own_names,
+    says,
     tree_of,
 )
+from boltcutter.internals import NormWithStatistics
 from boltcutter.structure import flatten
 
-LARGE = 128  # values, whose spread is known to a few percent
 # Methods of tensors that change nothing: their results are all that they do.
 PURE = frozenset(
     (
@@ -188,6 +189,9 @@ def _dropped(value: ast.expr, owner: nn.Module) -> str:
 @check("eval-in-training", "likely", at="probe")
 def eval_in_callback(seen: Evidence) -> Lines:
     """A hook within training, of a callback or the module, calls ``eval()``, and no method there ``train()``."""
+    modes = any(isinstance(part, (*DROPOUTS, NormWithStatistics)) for part in seen.module.modules())
+    if not modes and not says(seen.module, re.compile("dropout|^training$")):
+        return  # evaluation is as training
     for cls in (*callback_classes(seen.trainer), *own_classes(type(seen.module))):
         trees = [(f, tree) for f in vars(cls).values() if is_function(f) and (tree := tree_of(f)) is not None]
         text = "\n".join(ast.unparse(tree) for _, tree in trees)
@@ -210,6 +214,9 @@ def eval_in_callback(seen: Evidence) -> Lines:
                 )
 
 
+NUMBERS = re.compile(r"\.item\(\)|\.detach\(\)|float\(")  # of the loss, as they are logged
+
+
 @check("divided-twice", "likely", at="probe")
 def divided_by_hand(seen: Evidence) -> Lines:
     """training_step returns a loss divided by accumulate_grad_batches, by which Lightning divides it as well."""
@@ -222,6 +229,7 @@ def divided_by_hand(seen: Evidence) -> Lines:
         for node in nodes:
             is_division = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
             of_loss = (is_division and re.search("loss", ast.unparse(node.left))) or node in returned  # type: ignore[attr-defined]
+            of_loss = of_loss and not (is_division and NUMBERS.search(ast.unparse(node.left)))  # type: ignore[attr-defined]
             is_whole = is_division and ast.unparse(node.right) == "self.trainer.accumulate_grad_batches"  # type: ignore[attr-defined]
             if is_whole and of_loss and node not in logged:
                 yield (
@@ -231,6 +239,13 @@ def divided_by_hand(seen: Evidence) -> Lines:
                 )
 
 
+def _is_unbounded(call: ast.Call) -> bool:
+    """Whether the bound of a clipping is infinite, or a number of 1,000 or more."""
+    bounds = (*call.args[1:2], *(k.value for k in call.keywords if k.arg in ("max_norm", "clip_value")))
+    numbers = (float(b.value) for b in bounds if isinstance(b, ast.Constant) and isinstance(b.value, int | float))
+    return re.search(r"\binf\b", ast.unparse(call)) is not None or any(number >= 1000 for number in numbers)
+
+
 @check("clipped-too-early", "likely", at="probe")
 def clipped_too_early(seen: Evidence) -> Lines:
     """A function clips gradients before its first backward pass, or after its last step, and not between them."""
@@ -238,7 +253,7 @@ def clipped_too_early(seen: Evidence) -> Lines:
     for place in functions_of(seen.module):
         calls = [node for node in ast.walk(place.tree) if isinstance(node, ast.Call)]
         called = [(call.lineno, name) for call in calls if (name := called_name(call)) in ORDERED]
-        if any(re.search(r"\binf\b", ast.unparse(call)) for call in calls if ORDERED.get(called_name(call)) == "clip"):
+        if any(_is_unbounded(call) for call in calls if ORDERED.get(called_name(call)) == "clip"):
             continue  # it measures their norm
         lines = {name: [line for line, each in called if ORDERED[each] == name] for name in ORDERED.values()}
         if automatic and lines["clip"] and not lines["backward"] and place.tree.name in BESIDE:
@@ -337,8 +352,26 @@ def overwritten_loss(seen: Evidence) -> Lines:
                     yield Line(
                         f"{name} is assigned anew in each round of a loop ({place.name}, line {line}), so only that of "
                         "the last round is trained; write +=",
+                        "note" if _goes_on(loop, node) else None,  # as of refined weights
                         subject=f"{place.name}:{line}",
                     )
+
+
+def _goes_on(loop: ast.For, loss: ast.stmt) -> bool:
+    """Whether a loss depends on a state that a loop carries from round to round."""
+    stored = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    stored -= {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    assigned, carried = set[str](), set[str]()
+    for statement in loop.body:
+        names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
+        carried |= {n.id for n in names if isinstance(n.ctx, ast.Load) and n.id in stored - assigned}
+        assigned |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    read = {n.id for n in ast.walk(loss) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    for statement in reversed(loop.body):
+        names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
+        if read & {n.id for n in names if isinstance(n.ctx, ast.Store)}:
+            read |= {n.id for n in names if isinstance(n.ctx, ast.Load)}
+    return bool(carried & read)
 
 
 def _is_trained(seen: Evidence, tree: ast.FunctionDef, name: str, *, after: ast.For) -> bool:
@@ -397,7 +430,9 @@ def unused_value(seen: Evidence) -> Lines:
             if not isinstance(node, ast.Assign) or len(node.targets) != 1:
                 continue
             target = node.targets[0]
-            name = target.id if isinstance(target, ast.Name) else _older(target, node.value, read)
+            has_ratio = re.search(r"\bexp\(|\.exp\(|clamp\(|clip\(", ast.unparse(place.tree))
+            older = _older(target, node.value, read) if has_ratio else ""
+            name = target.id if isinstance(target, ast.Name) else older
             if name not in read and (not isinstance(target, ast.Name) or _matters(name, node.value, place)) and name:
                 line = place.line + node.lineno - 1
                 yield Line(
@@ -482,7 +517,7 @@ def misspelled_hook(seen: Evidence) -> Lines:
             plain = re.sub("^on_(epoch|batch)_", r"on_train_\1_", plain)  # as of Keras, and of Lightning 1
             near = (difflib.get_close_matches(each, hooks, 1, ALIKE) for each in (plain, name))
             close = [plain] if plain in hooks else next(filter(None, near), [])
-            if close:
+            if close and not (name.startswith(f"{close[0]}_") and close[0] in vars(cls)):  # one more of its kind
                 yield Line(
                     f"nothing calls {cls.__name__}.{name}: Lightning's hook is {close[0]}; rename it", subject=name
                 )
@@ -508,18 +543,6 @@ def loads_nothing(seen: Evidence) -> Lines:
                 f"all {len(layers)} layers of {name or type(part).__name__} still have torch's initial values after "
                 "load_state_dict(), so none of its keys fits, which strict=False hides; correct their prefix"
             )
-
-
-def fan_of(layer: nn.Module, weight: Tensor) -> int:
-    """The number whose root bounds the initial values of a layer's weight."""
-    return int(layer.hidden_size) if isinstance(layer, nn.RNNBase) else weight[0].numel()
-
-
-def is_initial(weight: Tensor, fan: int) -> bool:
-    """Whether values are as evenly spread as torch's initial ones, but for a few steps of training."""
-    bound, w = 1 / math.sqrt(fan), weight.detach().float()
-    is_even = weight.numel() < LARGE or abs(float(w.std()) * math.sqrt(3) / bound - 1) < 0.1
-    return is_even and float(w.abs().max()) < 1.1 * bound
 
 
 def loaded_parts(module: nn.Module) -> set[str]:

@@ -20,6 +20,7 @@ from boltcutter.structure import flatten, with_tensors
 
 SHIFTING = re.compile(r"LMHeadModel$|ForCausalLM$")  # classes of transformers
 
+OF_ONE = 0.9  # share of known targets
 MISSING = 0.02  # share of targets
 MOSTLY, FEW_ZEROS = 0.5, 0.2  # of the places, and of the values where there is something
 BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -496,7 +497,7 @@ def _is_filled(t: Tensor, part: Tensor, p: Tensor, missing: Tensor) -> bool:
     if not len(known) or not bool((t[~missing].to(part) == known).all()) or not bool((filled == filled[0]).all()):
         return False
     is_left_out = len(p) == len(t) and bool((p[missing] == filled).all())
-    is_code = bool((known == 1).all())  # of what is absent
+    is_code = float((known == 1).float().mean()) > OF_ONE and float(filled[0]) == 0  # of what is absent
     is_mean = float(filled[0]) != 0 and abs(float(filled[0]) - float(known.mean())) < FILLED * float(known.std())
     return not is_left_out and not is_code and not is_mean
 

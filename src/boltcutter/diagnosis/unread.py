@@ -490,6 +490,9 @@ def _is_same(one: Trace, other: Trace) -> bool:
     return all(is_close(a.detach(), b.detach()) for a, b in pairs)
 
 
+OF_LOSS = re.compile("loss|nll|elbo|mse|mae|bpd|error|vlb|(^|_)kl(_|$)|noise", re.IGNORECASE)
+
+
 @check("average-unread", "likely", at="trial")
 def average_unread(seen: Evidence) -> Lines:
     """Code changes a frozen copy of a trained part after each step, but neither a step nor any other code reads it."""
@@ -511,7 +514,7 @@ def average_unread(seen: Evidence) -> Lines:
         is_read = any(EVALUATES.search(c.co_name) or not CHANGES & {*c.co_names} for c in others)
         is_read |= not NAMED.search(name) or any(BACKWARD & {*c.co_names} for c in mentions)
         if mentions and not is_called and not is_read and not _is_dynamic(found):
-            measures = [n for n in traces[1].logged if not re.search("loss|nll|elbo", n, re.IGNORECASE)]
+            measures = [n for n in traces[1].logged if not OF_LOSS.search(n)]
             yield Line(
                 f"{name} is updated in training, but neither validation nor any other code uses it, so its metrics are "
                 "those of the trained weights; evaluate it in validation_step",
@@ -538,7 +541,8 @@ def thawed_later(seen: Evidence) -> Lines:
         thaws = thaws or "make_trainable" in code.co_names  # of Lightning's BaseFinetuning
         names = {part for n in frozen for part in n.split(".")} & {*code.co_names}
         others = {n for n, part in seen.module.named_children() if any(id(p) in seen.owned for p in part.parameters())}
-        if thaws and names and not others & {*code.co_names} and THAWS.search(code.co_name):
+        of_input = "requires_grad_" in code.co_names and "grad" in code.co_names  # for a gradient of what goes in
+        if thaws and names and not others & {*code.co_names} and THAWS.search(code.co_name) and not of_input:
             yield (
                 f"{code.co_name} thaws {sorted(names)[0]}, but {some(frozen)} is in no optimizer, and no code adds it "
                 "to one, so it stays as it is; call optimizer.add_param_group, or give the optimizer all parameters"
