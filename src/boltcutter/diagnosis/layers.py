@@ -113,7 +113,8 @@ def dropout(seen: Evidence) -> Lines:
     for name, part in found:
         outer = seen.module.get_submodule(name.rpartition(".")[0])
         owners = {seen.module, outer}
-        trees = [tree_of(vars(cls).get("__init__")) for each in owners for cls in own_classes(type(each))]
+        classes = [cls for each in owners for cls in own_classes(type(each)) if "__init__" in vars(cls)]
+        trees = [tree_of(vars(cls)["__init__"]) for cls in classes]
         if part.p < 0.95 and any(TURNED.search(ast.unparse(tree)) for tree in trees if tree is not None):
             continue  # 1 - keep
         if part.p >= 0.95 or any(says(each, KEPT, inner=False) for each in owners):

@@ -461,14 +461,14 @@ def unregistered(seen: Evidence) -> Lines:
         is_owned = id(leaf) in seen.owned
         if id(leaf) in registered or not (isinstance(leaf, nn.Parameter) or id(leaf) in attributes(seen.module)):
             continue
-        holder = find_holder(seen.module, leaf)
-        where = f" ({holder})" if holder else ""
+        where = f" ({holder})" if (holder := find_holder(seen.module, leaf)) else ""
         result = "in no checkpoint" if is_owned else "never trained, and in no checkpoint"
         yield Line(
             f"the loss depends on a parameter of shape {tuple(leaf.shape)} that the module does not know{where}; "
             f"it is {result}: use nn.Parameter, nn.ModuleList, nn.ModuleDict or register_parameter",
             # A temperature of reinforcement learning is often such a tensor, in an optimizer of its own.
-            "note" if is_owned and not isinstance(leaf, nn.Parameter) else None if holder else "note",
+            # What an optimizer of the step itself has made is no weight of the module.
+            "note" if (is_owned and not isinstance(leaf, nn.Parameter)) or leaf.grad is not None else None,
         )
 
 
