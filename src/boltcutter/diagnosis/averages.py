@@ -66,6 +66,9 @@ REPLACED = 0.02  # of what the original has moved, within which an average follo
 ROUNDING = 1e-5  # of what the original has moved, which an average moves by its computation
 
 
+KEPT_ON_PURPOSE = re.compile(r"(^|[_.])(init(ial)?|pretrained|original|base|first|start|anchor)([_.]|$)", re.IGNORECASE)
+
+
 @check("average-unchanged", "likely", at="trial")
 def average_unchanged(seen: Evidence) -> Lines:
     """A frozen copy is used in validation only, or named as an average, and has not changed when its original has."""
@@ -81,6 +84,8 @@ def average_unchanged(seen: Evidence) -> Lines:
         is_target = bool(TARGET.search(name)) and not can_change(seen)  # it may be copied later
         if not (is_only_held or AVERAGE.search(name) or is_target):
             continue
+        if is_only_held and KEPT_ON_PURPOSE.search(name):
+            continue  # by which the way from the beginning is measured
         twin = next((n for n, m in parts.items() if n != name and _is_left_behind(seen, name, part, n, m)), None)
         if twin is not None:
             kind = "a target" if is_target else "an average"
@@ -224,13 +229,19 @@ def copied_back(seen: Evidence) -> Lines:
                 if not FOLLOWS.search(source) or "slow" in source or FOLLOWS.search(target) or not all(parts):
                     continue
                 trained = [any(p.requires_grad and id(p) in seen.owned for p in m.parameters()) for m in parts if m]
-                if trained == [True, False]:
+                if trained == [True, False] and not _moves(seen, source):
                     yield Line(
                         f"{place.name} (line {place.line + node.lineno - 1}) sets {target}, which is trained, to the "
                         f"weights of {source}, so what it has learned since is lost; exchange the two",
                         subject=place.name,
                     )
                     return
+
+
+def _moves(seen: Evidence, name: str) -> bool:
+    """Whether code lets a network follow another one by a share of the way, as an average that is copied at times."""
+    texts = [ast.unparse(place.tree) for place in functions_of(seen.module)]
+    return any(name.rpartition(".")[2] in text and re.search(r"lerp_|\.mul_\(|_foreach_lerp", text) for text in texts)
 
 
 def _copies(node: ast.Call | ast.For) -> Iterator[tuple[str, str]]:

@@ -231,4 +231,6 @@ def shifted_indices(seen: Evidence) -> Lines:
 @check("margin-sign", "likely", at="probe")
 def margin_sign(seen: Evidence) -> Lines:
     """Cross-entropy gets the scores of a layer, all times one number, but those of the labels are raised."""
-    yield from remarks(seen, "margin-sign")
+    given = {**dict(getattr(seen.module, "hparams", {})), **vars(seen.module)}
+    if not any("margin" in name and isinstance(v, float) and v < 0 for name, v in given.items()):  # which was asked for
+        yield from remarks(seen, "margin-sign")

@@ -16,6 +16,7 @@ PRODUCTS = frozenset(("matmul", "__matmul__", "mm"))
 JOINS = frozenset(("cat", "concat", "concatenate", "vstack"))
 LAYERS = frozenset(("linear", "layer_norm", "embedding", "rms_norm"))
 SAME_SHAPE = frozenset(("relu", "tanh", "gelu", "silu", "dropout", "normalize", "sigmoid", "add", "__add__"))
+CENTERED = 1e-3  # of the deviation
 MOST_VIEWS = 4  # of a sample
 NORMS = frozenset(("norm", "vector_norm", "linalg_norm", "linalg_vector_norm"))
 
@@ -48,6 +49,8 @@ class Lengths:
         if first.ndim != 2 or not self.size or len(first) % self.size:  # of several views, too
             return
         dim = kwargs.get("dim", args[2] if len(args) > 2 else None)
+        if first.requires_grad and float(first.detach().mean(0).abs().max()) < CENTERED * float(first.detach().std()):
+            return  # columns are standardized over the samples
         if name == "normalize" and dim in (0, -2) and first.requires_grad:
             self.columns[result] = ()
         elif name in NORMS and dim in (0, -2) and first.requires_grad:

@@ -328,8 +328,8 @@ def margin_target(seen: Evidence) -> Lines:
 @check("target-sum", "likely", at="probe")
 def target_sum(seen: Evidence) -> Lines:
     """Targets of cross-entropy that are no indices have rows of which over 20% sum to more than 1.5."""
-    batch = seen.probe.batches.get("training_step") if seen.probe is not None else None
-    inputs = tensors_of(inputs_of(batch))
+    batches = seen.probe.batches.values() if seen.probe is not None else ()
+    inputs = [x for batch in batches for x in tensors_of(inputs_of(batch))]
     for loss in losses(seen, "cross_entropy"):
         t = loss.target
         if t is not None and any(x.shape == t.shape and torch.equal(x, t) for x in inputs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,10 @@ from boltcutter.diagnosis.calls import COMPARISONS, DIFFERENCES, remarks
 from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence
 from boltcutter.diagnosis.graph import REGRESSIONS
+from boltcutter.diagnosis.source import says
 from boltcutter.diagnosis.temperatures import PRODUCTS
 
+INTERVALS = re.compile(r"interval|uniform|(^|_)(low|lower|upper|box|boxes)(_|$)", re.IGNORECASE)
 SUMS = frozenset(("add", "__add__", "__radd__"))
 COMPARE = frozenset((*REGRESSIONS, *DIFFERENCES))
 FEWEST = 16  # numbers that are drawn
@@ -87,4 +90,5 @@ def _pair(given: Sequence[Tensor], kept: WeakTensorKeyDictionary) -> Tensor | No
 @check("noise-distribution", "likely", at="probe")
 def noise_distribution(seen: Evidence) -> Lines:
     """Noise to predict, or for a learned deviation, is between 0 and 1; or normal numbers stand for a chance."""
-    yield from remarks(seen, "noise-distribution")
+    if not says(seen.module, INTERVALS):
+        yield from remarks(seen, "noise-distribution")

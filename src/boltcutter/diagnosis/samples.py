@@ -259,7 +259,12 @@ def edges_not_shifted(seen: Evidence) -> Lines:
         most = int(owners.bincount().max())
         for edges in parts:
             is_pairs = edges.ndim == 2 and 2 in edges.shape and edges.numel() >= len(owners)
-            if is_pairs and int(edges.min()) >= 0 and int(edges.max()) < most < len(owners):
+            of_edges = [
+                t for t in parts if t is not owners and t.ndim == 1 and len(t) > graphs and int(t[-1]) == graphs - 1
+            ]
+            if not is_pairs or any(bool((t.diff() >= 0).all()) for t in of_edges):
+                continue  # a step may add the numbers by the graph of each edge
+            if int(edges.min()) >= 0 and int(edges.max()) < most < len(owners):
                 yield (
                     f"all edges of the batch, {tuple(edges.shape)}, are among its first {most} nodes, of {len(owners)} "
                     f"in {graphs} graphs: those of later graphs have none; add the number of nodes before a graph to "
@@ -423,6 +428,7 @@ def random_validation(seen: Evidence) -> Lines:
 
 
 DROPS = re.compile("drop", re.IGNORECASE)
+MASKS = re.compile("patch|token|node|edge|mask", re.IGNORECASE)
 ON_PURPOSE = re.compile("mc|monte|bayes|concrete|always", re.IGNORECASE)  # dropout that estimates uncertainty
 
 
@@ -433,6 +439,8 @@ def own_dropout(seen: Evidence) -> Lines:
         layer = name.removeprefix("the output of ")
         kind = type(dict(seen.module.named_modules()).get(layer))
         own = not kind.__module__.startswith("torch.") and DROPS.search(kind.__name__)
+        if MASKS.search(kind.__name__):
+            continue  # what is hidden, and is to be restored
         if own and not ON_PURPOSE.search(kind.__name__):
             yield (f"{layer} ({kind.__name__}) drops values in validation, too; return its input if not self.training")
 
