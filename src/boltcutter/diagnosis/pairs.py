@@ -135,6 +135,8 @@ def no_stop_gradient(seen: Evidence) -> Lines:
         return  # or both sides are derivatives, as of an equation
     if any(c.kind == "cosine_embedding_loss" and bool((c.target < 0).any()) for c in base.calls):
         return  # whose other pairs are kept apart
+    if any(c.kind == "margin_ranking_loss" for c in base.calls):
+        return  # by the margin
     total = sum(means)
     average = total / len(means)
     # Distances, or similarities with a minus, and no other term.

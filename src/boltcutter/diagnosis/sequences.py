@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -390,8 +390,11 @@ def are_sets(seen: Evidence) -> bool:
     """Whether tokens of training are in no order, and how often each is there tells most of the target; or sorted."""
     if seen.splits is None:
         return False
-    samples = (torch.as_tensor(inputs_of(sample)).reshape(-1) for sample in seen.splits.samples("train")[:PAIRED])
-    rows = [row[: int(ends_of(row[None]))] for row in samples]
+    samples = [inputs_of(sample) for sample in seen.splits.samples("train")[:PAIRED]]
+    if any(isinstance(sample, Mapping | list | tuple) for sample in samples):
+        return False
+    flat = [torch.as_tensor(sample).reshape(-1) for sample in samples]
+    rows = [row[: int(ends_of(row[None]))] for row in flat]
     has_first = len({int(row[0]) for row in rows if len(row)}) == 1  # as [CLS]
     rows = [row[has_first:] for row in rows]
     if all(bool((row[:-1].diff() >= 0).all()) for row in rows):  # the last one may be a single filling
