@@ -68,15 +68,17 @@ def gradients_lost(seen: Evidence) -> Lines:
     assert seen.update is not None
     update, steps = seen.update, seen.steps[id(seen.update.optimizer)]
     steps.lost += bool(update.lost)
-    steps.dropped += bool(update.dropped)
+    # That of a single bias may be exactly 0, as its terms cancel out.
+    dropped = {n for n in update.dropped if n not in seen.parameters or seen.parameters[n].ndim > 1}
+    steps.dropped += bool(dropped)
     if update.lost and (steps.lost >= 2 or update.lost >= MANY_LOST):
         yield (
             f"{_name(update)} makes a step after {update.lost + 1} batches, but has the gradient of the last one "
             "only, as zero_grad is called for each; call it after the step"
         )
-    if update.dropped and steps.dropped >= 2:
+    if dropped and steps.dropped >= 2:
         yield Line(
-            f"the gradients of {some(sorted(update.dropped))} are cleared between two backward passes, before "
+            f"the gradients of {some(sorted(dropped))} are cleared between two backward passes, before "
             f"{_name(update)} makes a step, and these have none then, so only the last loss is trained; call zero_grad "
             "once, before the first pass",
             "likely",

@@ -44,6 +44,7 @@ SPLIT = re.compile(r"(^|\.)train(ing)?(_(masks?|idx|index|indices|ids|nodes))?$"
 EVENTS = re.compile(r"(^|_)(events?|censored|censoring|uncensored|event_indicators?|is_event)($|_)", re.IGNORECASE)
 ANEW = re.compile(r"^on_(validation|test|fit|load|save)|state|^setup$")
 DISCOUNTS, REWARDS = re.compile(r"gamma|discount", re.IGNORECASE), re.compile(r"reward|(^|_)rews?($|_)|^r$")
+OF_BODY = re.compile(r"(^|_)(age|height|sex|gender|bmi)($|_)", re.IGNORECASE)
 WEIGHTS = re.compile(r"^(.*(?<!edge)_)?weights?$")
 NEEDED = re.compile("|".join(part.pattern for part in (ENDS, EVENTS, NEXT, SPLIT, WEIGHTS)), re.IGNORECASE)
 
@@ -317,6 +318,10 @@ def unused_part(seen: Evidence) -> Lines:
         is_next = bool(NEXT.search(name))
         if is_next and not (says(seen.module, DISCOUNTS) and says(seen.module, REWARDS)):
             continue  # as of cloning, or of returns that the data have
+        if ENDS.search(name) and not says(seen.module, REWARDS):
+            continue  # as of a model of what follows
+        if WEIGHTS.search(name) and any(OF_BODY.search(other) for other in probe.base("training_step").unread):
+            continue  # of a patient
         if NEEDED.search(name):
             yield Line(
                 f"training_step does not read {name!r} of its batch; "

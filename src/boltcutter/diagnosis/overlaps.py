@@ -240,7 +240,9 @@ def group_overlap(seen: Evidence) -> Lines:
         one, other = (_groups(splits.dataset(name)) for name in (first, second))  # type: ignore[union-attr]
         # Series or users of whom each is one sample are split by time.
         if (common := sorted(map(str, {*one} & {*other}))) and (len({*one}) < len(one) or len({*other}) < len(other)):
-            yield Line(f"groups {some(common)} have samples in {first} and {second}; split by group", subject=second)
+            few = len({*one} | {*other}) < FEWEST_OF_CLASS  # such as sexes, which each split must have
+            text = f"groups {some(common)} have samples in {first} and {second}; split by group"
+            yield Line(text, "note" if few else None, subject=second)
 
 
 def _groups(dataset: Any) -> list[Any]:

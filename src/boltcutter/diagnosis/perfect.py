@@ -18,9 +18,11 @@ from boltcutter.diagnosis.epochs import replay
 from boltcutter.diagnosis.evidence import Evidence, is_metric, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS, Loss
 from boltcutter.diagnosis.probe import Probe, Trace
+from boltcutter.diagnosis.source import says
 
 FEWEST = 8  # samples
 MOST = 8  # losses of a step
+SMOOTHED = re.compile("median|medfilt|viterbi|majority", re.IGNORECASE)  # decisions
 TRIED = 3  # layers that return the same values
 PLAIN = re.compile(r"Accuracy|Error")  # metrics that are 1, or 0, for perfect predictions of any classes
 OUTPUT = "the output of "
@@ -98,6 +100,8 @@ def imperfect_scores(seen: Evidence) -> Lines:
     """What validation logs as accuracy or overlap is not 1 if its logits are those of the labels of training."""
     probe = seen.probe
     if probe is None or not {"training_step", "validation_step"} <= probe.batches.keys():
+        return
+    if says(seen.module, SMOOTHED):
         return
     base, trace = probe.base("validation_step"), _trained(probe)
     calls = [c for c in trace.calls if c.target is not None and c.target.numel()] if trace else []
