@@ -19,7 +19,7 @@ MAX_FUNCTIONS = {
     "checks": 33,
     "config": 119,  # one of them where a file is changed
     "data": 105,
-    "diagnosis": 238,
+    "diagnosis": 240,
     "environment": 145,
     "evaluation": 45,
     "report": 100,

@@ -101,6 +101,9 @@ IN_PLACE = {
     "diagnosis/probe": {
         "_update_count": "how often a metric was updated",
     },
+    "diagnosis/schedules": {
+        "_milestones": "where the last schedule of a SequentialLR begins",
+    },
     "diagnosis/statements": {
         "_forward_hooks": "a layer with hooks may be called for them",
     },

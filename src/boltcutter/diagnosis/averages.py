@@ -28,11 +28,12 @@ from boltcutter.diagnosis.source import (
     codes,
     codes_of_users,
     depends_on_time,
+    functions_of,
     is_function,
     own_classes,
     tree_of,
 )
-from boltcutter.diagnosis.statements import called_name, functions_of
+from boltcutter.diagnosis.statements import called_name
 from boltcutter.internals import BatchNorm
 from boltcutter.structure import tensors
 

@@ -25,8 +25,13 @@ from boltcutter.diagnosis.graph import MOVES, REGRESSIONS, name_of
 from boltcutter.diagnosis.probe import Trace, is_close, kept, seeded, without_effects
 from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.signs import sign_of
-from boltcutter.diagnosis.source import is_function, namespaces_of, own_classes, tree_of
-from boltcutter.diagnosis.statements import functions_of
+from boltcutter.diagnosis.source import (
+    functions_of,
+    is_function,
+    namespaces_of,
+    own_classes,
+    tree_of,
+)
 
 NAMES = "dice|iou|miou|jaccard|tversky|ssim|psnr|f1"
 SCORES = re.compile(rf"(^|_)({NAMES})(_|$)|(?<![a-z])(Dice|IoU|Iou|Jaccard|Tversky|SSIM|Ssim|PSNR|F1)(?![a-z])")

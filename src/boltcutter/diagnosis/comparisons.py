@@ -17,6 +17,7 @@ from boltcutter.diagnosis.checks import Lines, check
 from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS
 from boltcutter.diagnosis.results import is_part
+from boltcutter.diagnosis.source import own_classes
 
 # What leaves values what they are.
 VIEWS = frozenset(
@@ -231,6 +232,7 @@ def shifted_indices(seen: Evidence) -> Lines:
 @check("margin-sign", "likely", at="probe")
 def margin_sign(seen: Evidence) -> Lines:
     """Cross-entropy gets the scores of a layer, all times one number, but those of the labels are raised."""
-    given = {**dict(getattr(seen.module, "hparams", {})), **vars(seen.module)}
-    if not any("margin" in name and isinstance(v, float) and v < 0 for name, v in given.items()):  # which was asked for
+    own = (*map(vars, own_classes(type(seen.module))), getattr(seen.module, "hparams", {}), vars(seen.module))
+    margins = [v for each in own for name, v in each.items() if "margin" in name and isinstance(v, float)]
+    if not any(margin < 0 for margin in margins):  # which was asked for
         yield from remarks(seen, "margin-sign")

@@ -27,8 +27,7 @@ from boltcutter.diagnosis.loaders import items
 from boltcutter.diagnosis.probe import Probe, Trace, copy_batch, kept, seeded, without_effects
 from boltcutter.diagnosis.reruns import WRITES
 from boltcutter.diagnosis.samples import SEEDS
-from boltcutter.diagnosis.source import codes_of, codes_of_users
-from boltcutter.diagnosis.statements import functions_of
+from boltcutter.diagnosis.source import codes_of, codes_of_users, functions_of
 
 MOST = 48  # samples
 CLEAR = 0.02  # relative difference

@@ -14,8 +14,14 @@ from torch.optim import Adam, Adamax, AdamW, NAdam, RAdam
 
 from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import WITH_WEIGHTS, Evidence, Update, sampled
-from boltcutter.diagnosis.source import codes_of_users, depends_on_time, is_installed, is_mentioned, is_only_in_branches
-from boltcutter.diagnosis.statements import functions_of
+from boltcutter.diagnosis.source import (
+    codes_of_users,
+    depends_on_time,
+    functions_of,
+    is_installed,
+    is_mentioned,
+    is_only_in_branches,
+)
 from boltcutter.internals import foreach_norm
 
 EARLY = 8  # optimizer steps, all of which are looked at

@@ -21,8 +21,8 @@ from boltcutter.diagnosis.evidence import Evidence, tensors_of
 from boltcutter.diagnosis.graph import REGRESSIONS, leaves_of, name_of, nodes_behind, saved
 from boltcutter.diagnosis.probe import Probe, Trace, rows_that_differ, seeded, take
 from boltcutter.diagnosis.samples import is_comparable
-from boltcutter.diagnosis.source import codes_of_users, says
-from boltcutter.diagnosis.statements import called_name, functions_of
+from boltcutter.diagnosis.source import codes_of_users, functions_of, says
+from boltcutter.diagnosis.statements import called_name
 from boltcutter.diagnosis.targets import replaced
 from boltcutter.internals import BatchNorm
 from boltcutter.structure import flatten

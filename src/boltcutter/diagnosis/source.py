@@ -10,11 +10,11 @@ import sys
 import sysconfig
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache, partial, partialmethod
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import lightning as L
 from torch import nn
@@ -262,3 +262,33 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not yet assigned
         return None
+
+
+class Place(NamedTuple):
+    """A function of the user's code.
+
+    Args:
+        name: As ``Class.method``.
+        tree: Its definition.
+        owner: The layer whose class has it.
+        line: Of its file, where it begins.
+    """
+
+    name: str
+    tree: ast.FunctionDef
+    owner: nn.Module
+    line: int
+
+
+def functions_of(module: nn.Module, others: Iterable[Any] = ()) -> Iterator[Place]:
+    """The methods of the classes of a module, its parts and others, without those of installed packages."""
+    seen = set[types.CodeType]()
+    for part in (*module.modules(), *others):
+        for cls, value in members(type(part)):
+            function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
+            if not isinstance(function, types.FunctionType) or function.__code__ in seen:
+                continue
+            seen.add(function.__code__)
+            tree = tree_of(function)
+            if tree is not None:
+                yield Place(f"{cls.__name__}.{function.__name__}", tree, part, function.__code__.co_firstlineno)

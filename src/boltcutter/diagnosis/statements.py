@@ -8,8 +8,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
 
 import lightning as L
 import torch
@@ -21,11 +20,12 @@ from boltcutter.diagnosis.evidence import WITH_WEIGHTS, Evidence
 from boltcutter.diagnosis.graph import LOSSES, nodes_behind
 from boltcutter.diagnosis.layers import DROPOUTS, LARGE, fan_of, is_initial
 from boltcutter.diagnosis.source import (
+    Place,
     callback_classes,
     codes,
     codes_of,
+    functions_of,
     is_function,
-    members,
     own_classes,
     own_names,
     says,
@@ -84,36 +84,6 @@ BESIDE = frozenset(("training_step", "on_train_batch_start", "on_train_batch_end
 SIMPLE = (ast.Assign, ast.AugAssign, ast.Return, ast.Expr)
 HOOKS = re.compile(r"(on_|train(ing)?_|valid(ation)?_|val_|test_|predict_|configure_|optimizer_|lr_scheduler_)")
 ALIKE = 0.88  # of two names
-
-
-class Place(NamedTuple):
-    """A function of the user's code.
-
-    Args:
-        name: As ``Class.method``.
-        tree: Its definition.
-        owner: The layer whose class has it.
-        line: Of its file, where it begins.
-    """
-
-    name: str
-    tree: ast.FunctionDef
-    owner: nn.Module
-    line: int
-
-
-def functions_of(module: nn.Module, others: Iterable[Any] = ()) -> Iterator[Place]:
-    """The methods of the classes of a module, its parts and others, without those of installed packages."""
-    seen = set[types.CodeType]()
-    for part in (*module.modules(), *others):
-        for cls, value in members(type(part)):
-            function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
-            if not isinstance(function, types.FunctionType) or function.__code__ in seen:
-                continue
-            seen.add(function.__code__)
-            tree = tree_of(function)
-            if tree is not None:
-                yield Place(f"{cls.__name__}.{function.__name__}", tree, part, function.__code__.co_firstlineno)
 
 
 @check("no-effect", "certain", at="probe")

@@ -24,17 +24,18 @@ from boltcutter.diagnosis.checks import Line, Lines, check, some
 from boltcutter.diagnosis.evidence import Evidence, sampled, tensors_of
 from boltcutter.diagnosis.probe import Trace, is_close
 from boltcutter.diagnosis.results import Place, Unread
+from boltcutter.diagnosis.source import Place as Function
 from boltcutter.diagnosis.source import (
     callback_classes,
     codes_of_users,
     depends_on_time,
+    functions_of,
     is_function,
     is_own_file,
     own_classes,
     tree_of,
 )
-from boltcutter.diagnosis.statements import SCOPES, functions_of
-from boltcutter.diagnosis.statements import Place as Function
+from boltcutter.diagnosis.statements import SCOPES
 from boltcutter.structure import flatten
 
 # Arguments whose value is meant to change a training, unlike a size that a file may state once more.
