@@ -19,8 +19,8 @@ from boltcutter.diagnosis.samples import depends_on_padding
 from boltcutter.diagnosis.source import codes, functions_beside, is_function, members, own_classes, tree_of
 from boltcutter.diagnosis.statements import called_name
 
-# Words that mean the same.
 LESS_IS_BETTER = re.compile("energ|dist(ance)?|cost|error", re.IGNORECASE)
+# Words that mean the same.
 WORDS = {
     **dict.fromkeys(("pos", "positives"), "positive"),
     **dict.fromkeys(("neg", "negatives"), "negative"),

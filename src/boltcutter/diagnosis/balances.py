@@ -378,7 +378,8 @@ def critic_steps(seen: Evidence) -> Lines:
     given = {**dict(getattr(seen.module, "hparams", {})), **vars(seen.module)}
     given |= {n: v for cls in own_classes(type(seen.module)) for n, v in vars(cls).items()}
     numbers = {n: v for n, v in given.items() if isinstance(v, int) and v > 1 and CRITIC_STEPS.fullmatch(n)}
-    several = {len(part) for part in seen.module.modules() if isinstance(part, nn.ModuleList)}
+    lists = [(n, part) for n, part in seen.module.named_modules() if isinstance(part, nn.ModuleList)]
+    several = {len(part) for n, part in lists if CRITIC.search(n)}
     numbers = {n: v for n, v in numbers.items() if v not in several}  # how many critics there are
     counts = {True: 0, False: 0}
     for optimizer in seen.optimizers if numbers else ():

@@ -81,7 +81,6 @@ class Cuts(TorchFunctionMode):
         self.sampled_from: dict[int, list[list[bool]]] = {}  # samples, by the memory of their mean
         self.sums = WeakTensorKeyDictionary()  # of samples in ascending order, and what to say of each
         self.earlier: list[list[str]] = []
-        self.keeps_fractions = False  # whether what is lost of the batch as integers is computed
         self.truncated: list[Tensor] = []
         self.over_heads = WeakTensorKeyDictionary()  # products of attention whose softmax is over its heads
         self.weights = WeakTensorKeyDictionary()  # results of a softmax: its dimension, from the end
@@ -252,7 +251,9 @@ class Cuts(TorchFunctionMode):
                 for state in self.sampled_from.get(other.data_ptr(), ()):  # as of log_prob() of what is in the batch
                     state[1] = True
             parts = [t for t in given if t.is_floating_point() and any(is_part(t, each) for each in self.batch)]
-            self.keeps_fractions |= bool(parts) and any(not t.is_floating_point() for t in given)
+            if parts and any(not t.is_floating_point() for t in given):  # what integers lose is computed
+                whole = parts[0].detach().trunc()
+                self.truncated = [t for t in self.truncated if not torch.equal(t.flatten(), whole.flatten())]
         if name in NOISES:
             is_drawn = name == "normal" and not torch.is_grad_enabled() and any(t.requires_grad for t in given)
             for t in found:
@@ -494,9 +495,9 @@ class Cuts(TorchFunctionMode):
         elif given[0] in self.whole and name == "interpolate":
             mode = kwargs.get("mode", args[3] if len(args) > 3 else "nearest")
             self.whole[found[0]] = "" if str(mode).startswith("nearest") else str(mode)
-        elif given[0] in self.whole and found[0].dtype in WIDE_INTEGERS and len(set(found[0].flatten().tolist())) < 3:
-            return  # between two classes there is no third one
         elif given[0] in self.whole and found[0].dtype in WIDE_INTEGERS and self.whole[given[0]]:
+            if len({*found[0].flatten().tolist()}) < 3:
+                return  # between two classes there is no third one
             self._say(
                 "mask-resized",
                 f"integers, as of classes, are resized by {self.whole[given[0]]} interpolation, which gives a border "
@@ -661,7 +662,7 @@ class Cuts(TorchFunctionMode):
                 f"the target of {name}, of {tuple(target.shape)}, was drawn at random, and nothing else uses it, so "
                 "nothing can be learned of it; keep the noise that was added, and pass it as the target",
             )
-        for t in self.truncated if not self.keeps_fractions else ():
+        for t in self.truncated:
             if t.numel() == target.numel() and torch.equal(t.flatten(), target.detach().flatten().to(t)):
                 self._say(
                     "truncated-target",

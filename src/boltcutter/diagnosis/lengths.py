@@ -49,11 +49,12 @@ class Lengths:
         if first.ndim != 2 or not self.size or len(first) % self.size:  # of several views, too
             return
         dim = kwargs.get("dim", args[2] if len(args) > 2 else None)
-        if first.requires_grad and float(first.detach().mean(0).abs().max()) < CENTERED * float(first.detach().std()):
+        is_over_samples = name in ("normalize", *NORMS) and dim in (0, -2) and first.requires_grad
+        if is_over_samples and float(first.detach().mean(0).abs().max()) < CENTERED * float(first.detach().std()):
             return  # columns are standardized over the samples
-        if name == "normalize" and dim in (0, -2) and first.requires_grad:
+        if is_over_samples and name == "normalize":
             self.columns[result] = ()
-        elif name in NORMS and dim in (0, -2) and first.requires_grad:
+        elif is_over_samples:
             self.norms[result] = first
         elif name in DIVISIONS and isinstance(other, Tensor) and other in self.norms and self.norms[other] is first:
             self.columns[result] = ()

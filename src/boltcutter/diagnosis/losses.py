@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from typing import Any
@@ -524,8 +525,9 @@ def untrained_head(seen: Evidence) -> Lines:
     if heads and not joins_later(seen):
         layers = [seen.module.get_submodule(n.rpartition(".")[0]) for n in heads]
         matrices = [(layer, w) for layer in layers for w in layer.parameters() if w.ndim > 1]
-        if any(isinstance(m, WITH_WEIGHTS) and not is_initial(w, fan_of(m, w)) for m, w in matrices):
-            return  # it was trained before, or given
+        are_given = {n.partition(".")[0] for n in heads} <= {*inspect.signature(type(seen.module)).parameters}
+        if are_given and any(isinstance(m, WITH_WEIGHTS) and not is_initial(w, fan_of(m, w)) for m, w in matrices):
+            return  # an argument, which was trained before
         are_norms = all(isinstance(layer, NORMS) for layer in layers)
         yield Line(
             f"{some(heads)} is in no optimizer, but its layer gets the output of trained ones, so it stays at its "

@@ -17,7 +17,11 @@ from boltcutter.diagnosis.graph import REGRESSIONS
 from boltcutter.diagnosis.source import says
 from boltcutter.diagnosis.temperatures import PRODUCTS
 
-INTERVALS = re.compile(r"interval|uniform|(^|_)(low|lower|upper|box|boxes)(_|$)", re.IGNORECASE)
+INTERVALS = re.compile(r"interval|(^|_)(low|upper|box|boxes)(_|$)", re.IGNORECASE)
+SAMPLE = (
+    "a number between 0 and 1, drawn by torch.rand, times a learned deviation, is added to a learned mean, so samples "
+    "are never below the mean; draw it by torch.randn"
+)
 SUMS = frozenset(("add", "__add__", "__radd__"))
 COMPARE = frozenset((*REGRESSIONS, *DIFFERENCES))
 FEWEST = 16  # numbers that are drawn
@@ -74,10 +78,7 @@ class Noises:
             )
 
     def _say_sample(self) -> None:
-        self.found.append(
-            "a number between 0 and 1, drawn by torch.rand, times a learned deviation, is added to a learned mean, so "
-            "samples are never below the mean; draw it by torch.randn"
-        )
+        self.found.append(SAMPLE)
 
 
 def _pair(given: Sequence[Tensor], kept: WeakTensorKeyDictionary) -> Tensor | None:
@@ -90,5 +91,5 @@ def _pair(given: Sequence[Tensor], kept: WeakTensorKeyDictionary) -> Tensor | No
 @check("noise-distribution", "likely", at="probe")
 def noise_distribution(seen: Evidence) -> Lines:
     """Noise to predict, or for a learned deviation, is between 0 and 1; or normal numbers stand for a chance."""
-    if not says(seen.module, INTERVALS):
-        yield from remarks(seen, "noise-distribution")
+    lines = remarks(seen, "noise-distribution")
+    yield from (line for line in lines if line != SAMPLE or not says(seen.module, INTERVALS))

@@ -240,9 +240,9 @@ def group_overlap(seen: Evidence) -> Lines:
         one, other = (_groups(splits.dataset(name)) for name in (first, second))  # type: ignore[union-attr]
         # Series or users of whom each is one sample are split by time.
         if (common := sorted(map(str, {*one} & {*other}))) and (len({*one}) < len(one) or len({*other}) < len(other)):
-            few = len({*one} | {*other}) < FEWEST_OF_CLASS  # such as sexes, which each split must have
             text = f"groups {some(common)} have samples in {first} and {second}; split by group"
-            yield Line(text, "note" if few else None, subject=second)
+            is_part = _are_in_samples(splits.dataset(first), one)  # type: ignore[union-attr]  # such as sexes
+            yield Line(text, "note" if is_part else None, subject=second)
 
 
 def _groups(dataset: Any) -> list[Any]:
@@ -301,12 +301,8 @@ def _named_groups(seen: Evidence, name: str) -> dict[Any, list[int]]:
     """Groups of the samples of a split, and the places of each in the whole dataset, where these are known."""
     dataset, found = seen.splits.dataset(name), dict[Any, list[int]]()  # type: ignore[union-attr]
     if (pair := _group_column(dataset)) is not None:
-        with seeded(0):
-            few = [flatten(sample) for sample in items(dataset, range(min(FEWEST_OF_CLASS, len(dataset))))]
-        if all(
-            _plain(g) in [_plain(v) for v in leaves if np.size(v) == 1] for leaves, g in zip(few, pair[1], strict=False)
-        ):
-            return found  # each sample has it
+        if _are_in_samples(dataset, pair[1]):
+            return found
         for place, group in zip(*pair, strict=True):
             found.setdefault(_plain(group), []).append(place)
         return found
@@ -324,6 +320,14 @@ def _named_groups(seen: Evidence, name: str) -> dict[Any, list[int]]:
         if keys[0] in sample and isinstance(group := _plain(sample[keys[0]]), Hashable):
             found.setdefault(group, []).append(0)
     return found
+
+
+def _are_in_samples(dataset: Any, groups: Sequence[Any]) -> bool:
+    """Whether each of the first samples has the number or name of its group."""
+    with seeded(0):
+        few = [flatten(sample) for sample in items(dataset, range(min(FEWEST_OF_CLASS, len(dataset))))]
+    parts = ([_plain(value) for value in leaves if np.size(value) == 1] for leaves in few)
+    return all(_plain(group) in values for values, group in zip(parts, groups, strict=False))
 
 
 def _whole(dataset: Any) -> Any:

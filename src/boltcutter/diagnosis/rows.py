@@ -200,19 +200,14 @@ def parts_misaligned(seen: Evidence) -> Lines:
         with suppress(Exception), seeded(0):  # of samples that are no trees of tensors
             samples = [*items(dataset, range(COLLATED))]
             leaves = [[torch.as_tensor(leaf) for leaf in flatten(s) if isinstance(leaf, NUMBERS)] for s in samples]
-            batch = [t for t in flatten(collate(samples)) if isinstance(t, Tensor) and t.ndim and len(t) == COLLATED]
-            orders: dict[int, list[list[int]]] = {}  # by the part of the sample, which may be there in several orders
-            for part, order in filter(None, (_order_of(t, leaves) for t in batch)):
-                orders.setdefault(part, []).append(order)
+            orders = _orders(collate(samples), leaves)
             if order := _order_of_labels(samples, collate):
                 orders.setdefault(-1, []).append(order)
             first = next(iter(orders.values()), [])
             other = next((each[0] for each in orders.values() if not any(order in first for order in each)), None)
             with seeded(1):
-                again = [
-                    t for t in flatten(collate(samples)) if isinstance(t, Tensor) and t.ndim and len(t) == COLLATED
-                ]
-            if any(not torch.equal(a, b) for a, b in zip(batch, again, strict=True) if a.shape == b.shape):
+                again = _orders(collate(samples), leaves)
+            if any(again.get(part) != found for part, found in orders.items() if part >= 0):
                 continue  # the order is drawn, as of pairs of which some do not match
             if other is not None and len(set(other)) == len(set(first[0])) == COLLATED:
                 row = next(i for i, pair in enumerate(zip(first[0], other, strict=True)) if pair[0] != pair[1])
@@ -222,6 +217,15 @@ def parts_misaligned(seen: Evidence) -> Lines:
                     "they are taken apart",
                     subject=name,
                 )
+
+
+def _orders(batch: Any, leaves: list[list[Tensor]]) -> dict[int, list[list[int]]]:
+    """Of each part of the samples that a batch has: of which sample each row is, maybe in several orders."""
+    parts = [t for t in flatten(batch) if isinstance(t, Tensor) and t.ndim and len(t) == COLLATED]
+    orders: dict[int, list[list[int]]] = {}
+    for part, order in filter(None, (_order_of(t, leaves) for t in parts)):
+        orders.setdefault(part, []).append(order)
+    return orders
 
 
 def _order_of(rows: Tensor, leaves: list[list[Tensor]]) -> tuple[int, list[int]] | None:

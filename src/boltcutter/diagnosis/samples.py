@@ -428,7 +428,7 @@ def random_validation(seen: Evidence) -> Lines:
 
 
 DROPS = re.compile("drop", re.IGNORECASE)
-MASKS = re.compile("patch|token|node|edge|mask", re.IGNORECASE)
+MASKS = re.compile("patch|token|mask", re.IGNORECASE)
 ON_PURPOSE = re.compile("mc|monte|bayes|concrete|always", re.IGNORECASE)  # dropout that estimates uncertainty
 
 

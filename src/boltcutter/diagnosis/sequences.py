@@ -47,6 +47,7 @@ CELLS = (nn.RNNBase, nn.RNNCellBase)
 RARE, FREQUENT = 0.15, 0.3  # share of tokens
 # Code that gives what it does not know a number.
 DEFAULTS = re.compile(r"\.get\([^()]*, |default_index|defaultdict|\bunk|oov|missing|drop(ped)?_?(words?|tokens?)", re.I)
+OF_SEVERAL = re.compile(r"(^|_)(samples?|modes?|best|variety)(_|$)")
 EMPTY_CELLS = re.compile(r"isna|isnull|fillna|\bnan\b|cat\.codes|factorize", re.IGNORECASE)  # of tables
 MANY_ROWS = 256  # samples that are read
 MANY_STEPS = 3  # in time
@@ -507,7 +508,7 @@ def random_state(seen: Evidence) -> Lines:
 
 def has_best_of(module: nn.Module) -> bool:
     """Whether code takes the least of several values, and names samples or modes."""
-    return says(module, re.compile("^(amin|min|minimum)$")) and says(module, re.compile("sample|mode|best|variety"))
+    return says(module, re.compile("^(amin|min|minimum)$")) and says(module, OF_SEVERAL)
 
 
 @check("padding-in-loss", "likely", at="probe")

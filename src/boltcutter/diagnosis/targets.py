@@ -29,7 +29,7 @@ FEWEST = 8  # samples of a batch
 FEWEST_TIMES = 6
 LAYERS = 16  # inputs and outputs of the first ones, and channels
 INTEGERS = (torch.int64, torch.int32)
-RESTORES = re.compile("autoenc|koopman|reconstruct|(^|_)ode|initial_state|smooth", re.IGNORECASE)
+RESTORES = re.compile("autoenc|koopman|reconstruct|(^|_)ode|initial_state", re.IGNORECASE)
 
 
 def steps_with_losses(seen: Evidence) -> Iterator[tuple[Probe, str, int]]:
@@ -73,7 +73,7 @@ def misaligned(seen: Evidence) -> Lines:
             for each, a, b in zip(found, base.calls, other.calls, strict=False):
                 if (pair := changes(a, b)) is not None:
                     each.append(pair)
-        for call, pairs in zip(base.calls, found, strict=True):
+        for number, (call, pairs) in enumerate(zip(base.calls, found, strict=True)):
             others = [c for c in base.calls if is_equal(c.prediction, call.prediction)]
             if not pairs or any(not is_equal(c.target, call.target) for c in others):  # labels of mixed samples
                 continue
@@ -81,7 +81,7 @@ def misaligned(seen: Evidence) -> Lines:
             only_t, only_p = int((in_t & ~in_p).sum()), int((in_p & ~in_t).sum())
             enough = min(int(in_p.sum()), int(in_t.sum())) >= 4 and only_p >= 3
             is_apart = enough and only_t > 0.2 * float(in_t.sum()) and only_p > 0.2 * float(in_p.sum())
-            if is_apart and depends_on_others(probe, kind, base.calls.index(call), in_t & ~in_p):
+            if is_apart and depends_on_others(probe, kind, number, in_t & ~in_p):
                 yield (
                     f"{only_t / int(in_t.sum()):.0%} of the targets of {call.kind} in {kind} belong to other samples "
                     f"than the predictions beside them ({tuple(call.prediction.shape)} and "
@@ -111,7 +111,7 @@ def label_leak(seen: Evidence) -> Lines:
         for j, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == count == leaf.numel():
                 for call in _moved_by_label(probe, kind, j, leaf):
-                    number = probe.base(kind).calls.index(call)
+                    number = next(i for i, c in enumerate(probe.base(kind).calls) if c is call)
                     is_meant = _is_judged_by_frozen(probe, kind, call) or _is_drawn(probe, kind, number)
                     if not is_meant and _depends_on_more(probe, kind, j, call):
                         yield (

@@ -33,6 +33,7 @@ from boltcutter.diagnosis.source import (
     is_function,
     is_own_file,
     own_classes,
+    says,
     tree_of,
 )
 from boltcutter.diagnosis.statements import SCOPES
@@ -491,7 +492,9 @@ def _is_same(one: Trace, other: Trace) -> bool:
     return all(is_close(a.detach(), b.detach()) for a, b in pairs)
 
 
-OF_LOSS = re.compile("loss|nll|elbo|mse|mae|bpd|error|vlb|(^|_)kl(_|$)|noise", re.IGNORECASE)
+OF_LOSS = re.compile("loss|nll|elbo", re.IGNORECASE)
+OF_NOISE = re.compile("loss|nll|elbo|mse|mae|bpd|error|vlb|noise", re.IGNORECASE)
+DIFFUSES = re.compile("diffus|denois|noise|ddpm", re.IGNORECASE)
 
 
 @check("average-unread", "likely", at="trial")
@@ -515,7 +518,8 @@ def average_unread(seen: Evidence) -> Lines:
         is_read = any(EVALUATES.search(c.co_name) or not CHANGES & {*c.co_names} for c in others)
         is_read |= not NAMED.search(name) or any(BACKWARD & {*c.co_names} for c in mentions)
         if mentions and not is_called and not is_read and not _is_dynamic(found):
-            measures = [n for n in traces[1].logged if not OF_LOSS.search(n)]
+            of_loss = OF_NOISE if says(seen.module, DIFFUSES) else OF_LOSS
+            measures = [n for n in traces[1].logged if not of_loss.search(n)]
             yield Line(
                 f"{name} is updated in training, but neither validation nor any other code uses it, so its metrics are "
                 "those of the trained weights; evaluate it in validation_step",
