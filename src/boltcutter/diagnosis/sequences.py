@@ -47,7 +47,6 @@ CELLS = (nn.RNNBase, nn.RNNCellBase)
 RARE, FREQUENT = 0.15, 0.3  # share of tokens
 # Code that gives what it does not know a number.
 DEFAULTS = re.compile(r"\.get\([^()]*, |default_index|defaultdict|\bunk|oov|missing|drop(ped)?_?(words?|tokens?)", re.I)
-OF_SEVERAL = re.compile(r"(^|_)(samples?|modes?|best|variety)(_|$)")
 EMPTY_CELLS = re.compile(r"isna|isnull|fillna|\bnan\b|cat\.codes|factorize", re.IGNORECASE)  # of tables
 MANY_ROWS = 256  # samples that are read
 MANY_STEPS = 3  # in time
@@ -495,8 +494,8 @@ def random_state(seen: Evidence) -> Lines:
     )  # else it may be what a generator begins with
     for name in found[0].keys() & found[1].keys() & found[2].keys() if is_supervised else ():
         one, other, of_others = (each[name][0] for each in found)
-        if has_best_of(seen.module):
-            continue  # of several samples of a generator, the best one is trained
+        if any(not is_equal(one, state) for state in found[0][name][1:]):
+            continue  # several samples are drawn, of which the best one may be trained
         is_drawn = one.shape == of_others.shape and torch.equal(one, of_others)
         if is_drawn and one.shape == other.shape and one.numel() >= FEWEST and bool((one != other).any(-1).all()):
             yield Line(
@@ -504,11 +503,6 @@ def random_state(seen: Evidence) -> Lines:
                 "with zeros, or with a learned state",
                 subject=name,
             )
-
-
-def has_best_of(module: nn.Module) -> bool:
-    """Whether code takes the least of several values, and names samples or modes."""
-    return says(module, re.compile("^(amin|min|minimum)$")) and says(module, OF_SEVERAL)
 
 
 @check("padding-in-loss", "likely", at="probe")
